@@ -40,7 +40,7 @@ CHECK_ROWS = 1000  # rows between two calls of `Reading.check`
 
 
 class UnequalError(UserError):
-    """Files of unequal length; the shorter one ends after `pairs` pairs."""
+    """Sides of unequal length; the shorter side ends after `pairs` pairs."""
 
     def __init__(self, message: str, pairs: int) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ def describe(corpus: Corpus) -> str:
 
 
 def files_of(corpus: Corpus, root: Path) -> list[Path]:
-    """Return the files that hold the whole content of a corpus; none for others."""
+    """Return the files that a corpus is read from; none if it is generated or streamed."""
     if isinstance(corpus, TextCorpus):
         return [root / corpus.src, root / corpus.tgt]
     if isinstance(corpus, FileCorpus):
@@ -113,24 +113,25 @@ def settings_of(corpus: Corpus) -> list[object]:
 
 
 def scan(corpus: Corpus, reading: Reading) -> Scan:
-    """Count the pairs of a corpus and hash its text, with swap and tag; raises `UnequalError` for
-    unequal sides.
+    """Count the pairs of a corpus, and hash its text with its swap, tag and languages; raises
+    `UnequalError` for unequal sides.
     """
-    found, options = _scan(corpus, reading), {"swap", "tag", "src_lang", "tgt_lang"}
+    result, options = _scan(corpus, reading), {"swap", "tag", "src_lang", "tgt_lang"}
     changes = corpus.model_dump(include=options, exclude_defaults=True)
-    text = json.dumps([found.sha256, changes]).encode()
-    return Scan(found.pairs, hashlib.sha256(text).hexdigest()) if changes else found
+    text = json.dumps([result.sha256, changes]).encode()
+    return Scan(result.pairs, hashlib.sha256(text).hexdigest()) if changes else result
 
 
 def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, TextCorpus):
         files = files_of(corpus, reading.root)
-        (src_lines, src), (tgt_lines, tgt) = (scan_file(file, reading.check) for file in files)
+        src_lines, src_hash = scan_file(files[0], reading.check)
+        tgt_lines, tgt_hash = scan_file(files[1], reading.check)
         if src_lines != tgt_lines:
             counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
-            text = f"{counts}: the sides of a corpus must match line for line"
-            raise UnequalError(text, min(src_lines, tgt_lines))
-        return Scan(src_lines, hashlib.sha256(src + tgt).hexdigest())
+            message = f"{counts}: the sides of a corpus must match line for line"
+            raise UnequalError(message, min(src_lines, tgt_lines))
+        return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
     if isinstance(corpus, FileCorpus):
         return Scan(*scan_table(corpus, reading))
     digest, count = hashlib.sha256(), 0
@@ -153,11 +154,11 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
 
 
 def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
-    """Read a set into memory; its hash is that of `scan`."""
+    """Read a set into memory; `sha256` is its hash from `scan`."""
     size, pairs = 0, list[Pair]()
     for pair in read_pairs(corpus, reading):
-        both = sum(len(text.encode("utf-8", "replace")) for text in pair)
-        size = added_to_set(size, both, describe(corpus))
+        pair_bytes = sum(len(text.encode("utf-8", "replace")) for text in pair)
+        size = added_to_set(size, pair_bytes, describe(corpus))
         pairs.append(pair)
     return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
@@ -185,8 +186,8 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
 def skim(
     corpus: Corpus, reading: Reading, step: int, wanted: Collection[str]
 ) -> Iterator[tuple[bool, TextRow]]:
-    """Yield every `step`-th row of a corpus, and each row whose source is in `wanted`, both with
-    stripped texts; with each, whether it is a `step`-th row.
+    """Yield every `step`-th row of a corpus and each row whose source is in `wanted`, with stripped
+    texts, each after a flag: whether it is a `step`-th row.
     """
     for index, (number, src, tgt) in enumerate(read_rows(corpus, reading)):
         if index % CHECK_ROWS == 0:
@@ -200,9 +201,9 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
     sides = zip_longest(read_file(src, reading.counts), read_file(tgt, reading.counts))
     for number, (src_line, tgt_line) in enumerate(sides, 1):
         if src_line is None or tgt_line is None:
-            short = src if src_line is None else tgt
-            text = f"{short}: ends at line {number - 1}, before the other side does"
-            raise UnequalError(text, number - 1)
+            shorter = src if src_line is None else tgt
+            message = f"{shorter}: ends at line {number - 1}, before the other side does"
+            raise UnequalError(message, number - 1)
         if len(src_line) > MAX_LINE_LENGTH or len(tgt_line) > MAX_LINE_LENGTH:
             path = src if len(src_line) > MAX_LINE_LENGTH else tgt
             reading.drop_long(f"{path}:{number}", number)

@@ -1,12 +1,13 @@
-"""Pairs from files with a column for each side, and from datasets of Hugging Face.
+"""Pairs from files with a column for each side, and from Hugging Face datasets.
 
-`FORMATS` has an entry for each format of files; a new one needs its reader, and its suffix in
-`config.corpora`. Rows are counted from 1, as the lines of their file where it has lines.
+`FORMATS` has an entry for each file format; a new format needs a reader, and its suffix in
+`config.corpora`. Rows are numbered from 1; in a file of lines, a row has the number of its line.
 """
 
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,24 +36,25 @@ from mtrain.corpus.tmx import count_tmx, read_tmx
 from mtrain.runtime.errors import UserError, first_line, is_utf8
 
 _READERS = "datasets.packaged_modules"
+# Suffixes of files and the readers of the library datasets for them.
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-SUFFIXES |= {".arrow": "arrow", ".txt": "text"}  # with readers of the library datasets
+SUFFIXES |= {".arrow": "arrow", ".txt": "text"}
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
 HEADER = "a first row that looks like names of columns (give them by name: src: {}, tgt: {})"
-# Names of columns, besides names and codes of languages.
+# Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
 _NAMES |= {"translation", "reference", "input", "output", *(n.lower() for n in NAMES.values())}
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
-BATCH_BYTES = 1 << 27  # bytes of rows read at a time, about
+BATCH_BYTES = 1 << 27  # approximate bytes of rows read at a time
 
-Row = tuple[int, Any, Any]  # number, source and target, not yet checked
+Row = tuple[int, Any, Any]  # number, source and target, which may not be texts
 TextRow = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
 class Format:
-    """How files of a format are read: `read` yields the rows, `count` returns their number, given
-    that of the lines, if it is another.
+    """Functions for a file format: `read` yields the rows; `count` returns their number, given the
+    number of lines, if these differ.
     """
 
     read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
@@ -63,7 +65,7 @@ class Format:
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
-    # XML names its encoding
+    # XML declares its encoding
     lines, content = scan_file(path, reading.check, is_utf8=corpus.kind != "tmx")
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
     count = FORMATS[corpus.kind].count
@@ -78,14 +80,14 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
 
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the numbered pairs of a Hugging Face dataset or a local folder; raises `UserError`."""
+    """Yield the numbered pairs of a Hugging Face dataset or local directory; raises `UserError`."""
     name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
     return _texts(rows, corpus, f"{name}: row", reading)
 
 
 def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
-    """Name the files of the copy that is kept of a dataset; none if it is streamed."""
+    """Return the cached files of a dataset; none if it is streamed."""
     if corpus.streaming:
         return []
     with _loading(f"dataset {dataset_name(corpus)}"):
@@ -100,7 +102,7 @@ def dataset_name(corpus: HubCorpus) -> str:
 def _texts(
     rows: Iterable[Row], corpus: FileCorpus | HubCorpus, unit: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Yield only rows that are two texts; `unit` names a row without its number."""
+    """Yield the rows that are two texts, and drop or refuse others; errors call a row `unit` n."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             name, value = (corpus.tgt, tgt) if isinstance(src, str) else (corpus.src, src)
@@ -137,31 +139,31 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
 def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     """Yield rows by column numbers, from 0, or by the names in the first line."""
     lines, (src, tgt) = _decoded_lines(path, reading), (corpus.src, corpus.tgt)
-    named = columns = 0
+    header = list[str]()
     if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
         # if line 1 was not UTF-8, it was skipped: there is no header
         header = first.split("\t") if number == 1 else []
-        src, tgt = (_place_of(str(name), header, path) for name in (src, tgt))
-        named = columns = len(header)
-    least = max(src, tgt) + 1
+        src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
+    least, columns = max(src, tgt) + 1, len(header)  # `columns`: those of the first row
     for number, line in lines:
         cells, reason = line.split("\t"), ""
         if len(cells) < least:
             has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
             needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
             reason = f"{has}, but {needs} (columns are numbered from 0)"
-        elif len(cells) > named > 0:
-            has = f"has {len(cells)} columns, but the first line names {named}"
+        elif header and len(cells) > len(header):
+            has = f"has {len(cells)} columns, but the first line names {len(header)}"
             reason = f"{has}: is a tab part of a text?"
-        elif len(cells) != (columns := columns or len(cells)):
+        if reason:
+            reading.refuse(RowError(f"{path}:{number}", number, reason))
+            continue
+        columns = columns or len(cells)
+        if len(cells) != columns:
             reading.counts[OTHER_COLUMNS] += 1
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
             reading.counts[HEADER.format(cells[src].strip(), cells[tgt].strip())] += 1
-        if reason:
-            reading.refuse(RowError(f"{path}:{number}", number, reason))
-        else:
-            yield number, cells[src], cells[tgt]
+        yield number, cells[src], cells[tgt]
 
 
 def _is_name(cell: str) -> bool:
@@ -171,19 +173,20 @@ def _is_name(cell: str) -> bool:
     return is_code or name.lower() in _NAMES
 
 
-def _place_of(name: str, header: list[str], path: Path) -> int:
-    """Return the number of the only column of a name; raises `UserError`."""
+def _column_index(name: str, header: list[str], path: Path) -> int:
+    """Return the index of a named column; raises `UserError` for none or two."""
     if header.count(name) == 1:
         return header.index(name)
-    found = "two columns" if name in header else "no column"
+    fault = "two columns" if name in header else "no column"
     raise UserError(
-        f"{path}:1: {found} {name}; it has {listed(header)}. Columns without names are given by "
-        "number, from 0"
+        f"{path}:1: {fault} {name}; it has {listed(header)}. If the columns have no names, give "
+        "their numbers, from 0"
     )
 
 
 def _count_tsv(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
-    return max(0, lines - isinstance(corpus.src, str))  # a line of names
+    header_lines = 1 if isinstance(corpus.src, str) else 0
+    return max(0, lines - header_lines)
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
@@ -191,7 +194,7 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
     quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
     for number, line in _decoded_lines(path, reading):
         try:
-            # a name that occurs twice, or that an escape may spell
+            # slower, only if a field may occur twice: its name does, or may be spelled by an escape
             if "\\" in line or any(line.count(name) > 1 for name in quoted):
                 row = json.loads(line, object_pairs_hook=partial(_object, wanted))
             else:
@@ -216,12 +219,12 @@ def _fault(line: str, error: Exception) -> str:
 
 
 def _object(wanted: set[Any], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raises `LookupError` if it holds a wanted name twice, since programs
+    """Return a JSON object; raises `LookupError` if a wanted field occurs twice, since programs
     differ in which of the two they use.
     """
-    names = [name for name, _ in pairs if name in wanted]
-    for name in set(names):
-        if names.count(name) > 1:
+    counts = Counter(name for name, _ in pairs if name in wanted)
+    for name, count in counts.items():
+        if count > 1:
             raise LookupError(f"the field {name} occurs twice")
     return dict(pairs)
 
@@ -234,7 +237,7 @@ def _field(row: Any, name: str) -> Any:
         return row[name]
     for part in name.split("."):
         if not isinstance(row, dict):
-            raise LookupError(f"no field {name}; it is no object")
+            raise LookupError(f"no field {name}; the value is not an object")
         if part not in row:
             raise LookupError(f"no field {name}; it has {listed(row)}")
         row = row[part]
@@ -273,15 +276,16 @@ def _count_parquet(corpus: FileCorpus, path: Path, reading: Reading, lines: int)
     return int(open_parquet(path).metadata.num_rows)
 
 
-# --- Datasets of Hugging Face -------------------------------------------------------------------
+# --- Hugging Face datasets ----------------------------------------------------------------------
 
 
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
     with _loading(name):
-        found, rows = _load_dataset(corpus, root), ROWS
+        dataset, batch_size = _load_dataset(corpus, root), ROWS
         if not corpus.streaming:
-            rows = min(ROWS, 1 + BATCH_BYTES * found.num_rows // max(1, found.data.nbytes))
-        yield from found.iter(batch_size=rows)
+            rows = BATCH_BYTES * dataset.num_rows // max(1, dataset.data.nbytes)
+            batch_size = min(ROWS, 1 + rows)
+        yield from dataset.iter(batch_size=batch_size)
 
 
 def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
@@ -292,65 +296,76 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
         logging.getLogger(library).setLevel(logging.ERROR)
     name, options = corpus.dataset, {"split": corpus.split, "streaming": corpus.streaming}
     if (root / name).is_dir():
-        reader, files = _files_of_folder((root / name / (corpus.name or "")).absolute())
-        options |= _as_text(corpus) if reader == "csv" else {}
+        reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
+        options |= _csv_options(corpus) if reader == "csv" else {}
         return datasets.load_dataset(reader, data_files=files, **options)
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
-            f"dataset {name}: is a reader of the library datasets, which would look for files in "
-            "the working directory; name a dataset of the hub or a local folder"
+            f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "
+            "of the hub or a local directory"
         )
     builder = datasets.load_dataset_builder(name, corpus.name)
     for file in chain.from_iterable((builder.config.data_files or {}).values()):
         if not file.startswith("hf://"):
-            raise UserError(f"dataset {name}: its card names {file}, which is outside of it")
-    parents = (parent.__module__.removeprefix(f"{_READERS}.") for parent in type(builder).__mro__)
-    modules = {module.split(".")[0] for module in parents}
-    if modules.isdisjoint({*SUFFIXES.values(), "cache"}):
+            raise UserError(
+                f"dataset {name}: its card names {file}, which is not part of the dataset; name a "
+                "local directory with the files"
+            )
+    # the reader whose class the builder is, or derives from
+    modules = (base.__module__.removeprefix(f"{_READERS}.") for base in type(builder).__mro__)
+    readers = {module.split(".")[0] for module in modules}
+    if readers.isdisjoint({*SUFFIXES.values(), "cache"}):
         raise UserError(f"dataset {name}: its files must be {_KINDS}")
-    options |= _as_text(corpus) if "csv" in modules else {}
+    options |= _csv_options(corpus) if "csv" in readers else {}
     return datasets.load_dataset(name, corpus.name, **options)
 
 
-def _as_text(corpus: HubCorpus) -> dict[str, Any]:
-    """Return options of the reader of CSV, which otherwise takes 007 for a number, and None for no
-    text.
+def _csv_options(corpus: HubCorpus) -> dict[str, Any]:
+    """Return options that make the CSV reader keep text as it is; by default it reads 007 as a
+    number and None as null.
     """
     columns = [corpus.src, corpus.tgt]
     return {"converters": dict.fromkeys(columns, str), "keep_default_na": False, "usecols": columns}
 
 
-def _files_of_folder(folder: Path) -> tuple[str, dict[str, list[str]]]:
+def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
     """Return the reader for the files of a local dataset, and the files of each split. Its card is
     not read: it may name any file or address.
     """
     import datasets
 
-    files = datasets.load_dataset_builder("text", data_dir=str(folder)).config.data_files
-    found: dict[str, dict[str, list[str]]] = {}
-    for split, file in ((name, file) for name in files for file in files[name]):
-        if reader := next((SUFFIXES[s] for s in Path(file).suffixes if s in SUFFIXES), None):
-            found.setdefault(reader, {}).setdefault(split, []).append(file)
-    if not found:
-        raise UserError(f"dataset {folder}: it has no files that are {_KINDS}")
-    chosen = max(found.items(), key=lambda item: sum(map(len, item[1].values())))
-    # beside files of arrow, the library writes JSON about them
-    left = found.keys() - {chosen[0], "json" if chosen[0] == "arrow" else ""}
-    if left:
-        kinds = ", ".join(sorted({chosen[0], *left}))
-        raise UserError(f"dataset {folder}: its files are of several kinds ({kinds}); keep one")
-    return chosen
+    files = datasets.load_dataset_builder("text", data_dir=str(directory)).config.data_files
+    by_reader: dict[str, dict[str, list[str]]] = {}  # reader -> split -> files
+    for split, paths in files.items():
+        for path in paths:
+            readers = [SUFFIXES[suffix] for suffix in Path(path).suffixes if suffix in SUFFIXES]
+            if readers:
+                by_reader.setdefault(readers[0], {}).setdefault(split, []).append(path)
+    if not by_reader:
+        raise UserError(f"dataset {directory}: it has no files that are {_KINDS}")
+    reader = max(by_reader, key=lambda name: sum(map(len, by_reader[name].values())))
+    # the library describes Arrow files in JSON files in the same directory
+    allowed = {"arrow", "json"} if reader == "arrow" else {reader}
+    if other_readers := by_reader.keys() - allowed:
+        kinds = ", ".join(sorted({reader, *other_readers}))
+        raise UserError(f"dataset {directory}: its files are of several kinds ({kinds}); keep one")
+    return reader, by_reader[reader]
 
 
 @contextmanager
 def _loading(name: str) -> Iterator[None]:
-    """Turn errors of the library into `UserError`; an odd dataset card raises any of these."""
+    """Turn errors of the library into `UserError`."""
     from datasets.exceptions import DatasetsError
 
-    of_cards = (AttributeError, LookupError, TypeError, ValueError)
+    card_errors = (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    )  # of a malformed dataset card
     try:
         yield
-    except (*of_cards, OSError, RuntimeError, ImportError, DatasetsError) as error:
+    except (*card_errors, OSError, RuntimeError, ImportError, DatasetsError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise UserError(f"{name}: cannot load: {first_line(cause)}") from None
 

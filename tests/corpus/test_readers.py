@@ -388,8 +388,14 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
         ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: blank; remove the line"),
         ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
-        ("a.jsonl", '{"a": "b"}', "a", "a.c", "a.jsonl:1: no field a.c; it is no object"),
-        ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; it is no object"),
+        (
+            "a.jsonl",
+            '{"a": "b"}',
+            "a",
+            "a.c",
+            "a.jsonl:1: no field a.c; the value is not an object",
+        ),
+        ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; the value is not an object"),
         ("a.jsonl", '{"a": "b", "a": "c"}', "a", "a", "a.jsonl:1: the field a occurs twice"),
         ("a.jsonl", '{"ab": "1", "\\u0061b": "2"}', "ab", "ab", "the field ab occurs twice"),
         ("a.jsonl", '{"t": {"a": "1", "a": "2"}}', "t.a", "t.a", "the field a occurs twice"),
@@ -523,7 +529,10 @@ def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
         ({"src": "deutsch"}, "deutsch: no field deutsch; it has translation"),
         ({"src": "translation.da"}, "translation.da: no field da; it has de, en"),
         ({"src": "translation"}, "row 1: translation is of the type dict, not text"),
-        ({"src": "translation.de.old"}, "translation.de.old: no field de.old; it is no object"),
+        (
+            {"src": "translation.de.old"},
+            "translation.de.old: no field de.old; the value is not an object",
+        ),
         ({"split": "dev"}, "cannot load: Unknown split"),
         ({"split": "train[:0]"}, "cannot load: "),
         ({"name": "fr-en"}, "cannot load: "),  # no such subfolder
