@@ -1,11 +1,11 @@
 """Pairs from translation memories: TMX 1.1 to 1.4, read as a stream in bounded memory.
 
-The parser is expat, not ElementTree: it allows bounds on attributes and open tags, and to refuse
+The parser is expat, not ElementTree, because it can bound attributes and open tags and refuse
 entities.
 
-The variant of a unit with the exact language code is used, or else its first variant of that
-language: `en` matches `EN`, or else `en-US`; `en-US` does not match `en`. If both languages of a
-pair match one variant, the longer code gets it.
+The text of a language is the unit's variant with exactly its code, or else the first variant of
+that language: `en` matches `EN`, or else `en-US`; `en-US` does not match `en`. If both languages of
+a pair match one variant, the longer code gets it.
 
 Inline codes (`<bpt>`, `<ept>`, `<it>`, `<ph>`, `<ut>`, with any `<sub>` in them) are dropped; the
 text of other elements is kept. A line break in a segment, with the blanks around it, becomes a
@@ -21,92 +21,94 @@ from mtrain.config.corpora import FileCorpus
 from mtrain.corpus.lines import DROPPED, MAX_LINE_LENGTH, Reading, listed, open_bytes, reading_from
 from mtrain.runtime.errors import UserError
 
-SEVERAL = "units with several texts in a language, of which the first is read"
+SEVERAL = "units with several texts in a language; only the first is used"
 CODES = {"bpt", "ept", "it", "ph", "ut"}
-MAX_DEPTH = 200  # elements within each other; memories have some ten
-MAX_NAMES = 1000  # of elements and attributes, all of which the parser keeps; TMX has some sixty
-MAX_LANGUAGES = 20  # that an error names
-MAX_LANGUAGE_LENGTH = 100  # characters that are read of a language code
-MAX_UNIT_LENGTH = 4 * MAX_LINE_LENGTH  # characters of all variants, and 100 for each
+MAX_DEPTH = 200  # of nested elements; ordinary files have about ten
+MAX_NAMES = 1000  # of elements and attributes, which the parser keeps; TMX has about sixty
+MAX_LANGUAGES = 20  # listed in an error
+MAX_LANGUAGE_LENGTH = 100  # characters; the rest of a language code is ignored
+MAX_UNIT_LENGTH = 4 * MAX_LINE_LENGTH  # characters of all variants, plus 100 for each variant
 _BLOCK = 1 << 20
 
-Unit = list[tuple[str, str]]  # its variants: language and text
-TOO_LARGE: Unit = []  # stands for a larger unit
+Unit = list[tuple[str, str]]  # variants: language and text
+TOO_LARGE: Unit = []  # replaces a unit over MAX_UNIT_LENGTH
 
 
 def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple[int, str, str]]:
-    """Yield the pairs of two languages with the numbers of their units, from 1; units that lack one
-    of them are counted. Raises `UserError` if the file is no TMX or has no such pair.
+    """Yield the pairs of two languages with the numbers of their units, from 1; count units that
+    lack a language. Raises `UserError` if the file is not TMX or has no such pair.
     """
     src, tgt = str(corpus.src), str(corpus.tgt)
-    languages, found = dict[str, None](), False
+    languages, has_pairs = dict[str, None](), False
     for number, unit in enumerate(_read_units(path, reading.check), 1):
-        if sides := _find(unit, src, tgt):
-            found = True
+        if indices := _find_variants(unit, src, tgt):
+            has_pairs = True
             codes = [code for code, _ in unit]
-            if any(codes.count(codes[side]) > 1 for side in sides):
+            if any(codes.count(codes[index]) > 1 for index in indices):
                 reading.counts[SEVERAL] += 1
-            yield number, unit[sides[0]][1], unit[sides[1]][1]
+            yield number, unit[indices[0]][1], unit[indices[1]][1]
         elif unit is TOO_LARGE:
-            found = True
+            has_pairs = True
             reading.drop_long(f"{path}: unit {number}", number)
         else:
             reading.counts[f"{DROPPED}no {src} or no {tgt} in the unit"] += 1
             if len(languages) < MAX_LANGUAGES:
                 languages.update(dict.fromkeys(language for language, _ in unit))
-    if not found:
-        known = listed(languages)
-        raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {known}")
+    if not has_pairs:
+        names = listed(languages)
+        raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {names}")
 
 
 def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
-    """Return the number of units of a memory; raises `UserError` as `read_tmx` does."""
-    found = Reading(check=reading.check)
-    pairs = sum(1 for _ in read_tmx(corpus, path, found))
-    return pairs + found.counts.total() - found.counts[SEVERAL]
+    """Return the number of units of a file; raises `UserError` as `read_tmx` does."""
+    count_reading = Reading(check=reading.check)
+    pairs = sum(1 for _ in read_tmx(corpus, path, count_reading))
+    return pairs + count_reading.counts.total() - count_reading.counts[SEVERAL]
 
 
-def _find(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
-    """Return the indices of the variants for two languages: of the exact code, or else the first
-    free one of the language; the shorter code chooses last.
+def _find_variants(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
+    """Return the indices of the variants for two languages: the variant of the exact code, or else
+    the first unused variant of the language; the longer code chooses first.
     """
     names = (src, tgt, *(language for language, _ in unit))
-    src, tgt, *codes = (name.strip().replace("_", "-").lower() for name in names)
-    found = {code: codes.index(code) for code in (src, tgt) if code in codes}
+    src, tgt, *variants = (name.strip().replace("_", "-").lower() for name in names)
+    indices = {code: variants.index(code) for code in (src, tgt) if code in variants}
     for code in sorted((src, tgt), key=len, reverse=True):
-        for i, other in enumerate(codes):
-            if code not in found and i not in found.values() and other.startswith(code + "-"):
-                found[code] = i
-    return (found[src], found[tgt]) if len(found) == 2 else None
+        for index, variant in enumerate(variants):
+            is_unused = index not in indices.values()
+            if code not in indices and is_unused and variant.startswith(code + "-"):
+                indices[code] = index
+    return (indices[src], indices[tgt]) if len(indices) == 2 else None
 
 
 def _read_units(path: Path, check: Callable[[], None]) -> Iterator[Unit]:
-    """Yield the units of a memory; raises `UserError` with the line where the file is not
-    well-formed, is no TMX, or declares entities, which can make small files huge.
+    """Yield the units of a file; raises `UserError` with the line where it is not well-formed, is
+    not TMX, or declares entities, which can make small files huge.
     """
-    memory, block = _Memory(path), b" "
+    parser, block = _UnitParser(path), b" "
     with open_bytes(path) as stream:
         while block:
             check()
             with reading_from(path):
                 block = stream.read(_BLOCK)
-            memory.feed(block)
-            yield from memory.units
-            memory.units.clear()
+            parser.feed(block)
+            yield from parser.units
+            parser.units.clear()
 
 
-class _Memory:
-    """The parser with the unit that it is reading."""
+class _UnitParser:
+    """A parser of TMX that collects complete units."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.units: list[Unit] = []  # complete units
-        self.count = self.depth = self.codes = self.fed = 0
-        self.size = 0  # of the unit's text so far
-        self.unit: Unit | None = None
-        self.language = ""
-        self.names: set[str] = set()
-        self.parts: list[str] | None = None  # of the segment that is being read
+        self.count = self.fed = 0  # units begun, bytes parsed
+        self.depth = self.codes = 0  # open elements: all, and those in an inline code
+        self.unit: Unit | None = None  # that is open
+        self.size = 0  # of the open unit, as for MAX_UNIT_LENGTH
+        self.language = ""  # of the variant
+        self.names: set[str] = set()  # of elements and attributes
+        self.parts: list[str] | None = None  # of the open segment
         self.parser = parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler = self._start
@@ -116,7 +118,7 @@ class _Memory:
         parser.SkippedEntityHandler = self._skipped
 
     def feed(self, block: bytes) -> None:
-        """Parse the next block; an empty one is the end of the file."""
+        """Parse the next block; an empty block is the end of the file."""
         self.fed += len(block)
         try:
             self.parser.Parse(block, not block)
@@ -124,9 +126,8 @@ class _Memory:
             reason = expat.ErrorString(error.code)
             raise self._failure(f"not well-formed XML: {reason}; fix the file") from None
         except (ValueError, LookupError) as error:
-            raise UserError(
-                f"{self.path}: cannot be decoded: {error}; convert the file to UTF-8"
-            ) from None
+            reason = f"cannot be decoded: {error}; convert the file to UTF-8"
+            raise UserError(f"{self.path}: {reason}") from None
         # the parser keeps an open tag in memory, and parses it again with each block
         if self.fed - self.parser.CurrentByteIndex > 4 * MAX_LINE_LENGTH:
             raise self._failure("a tag or a comment is too long; fix the file")
@@ -144,7 +145,7 @@ class _Memory:
         if self.depth == 1 and name != "tmx":
             raise self._failure(f"not TMX: its root is <{name}>")
         if self.depth > MAX_DEPTH:
-            raise self._failure(f"more than {MAX_DEPTH} elements within each other")
+            raise self._failure(f"elements nested more than {MAX_DEPTH} deep")
         if self.parts is not None:
             if name == "seg":
                 raise self._failure("<seg> within <seg>")
@@ -183,7 +184,7 @@ class _Memory:
 
     def _entity(self, name: str, *rest: object) -> None:
         raise self._failure(
-            f"declares the entity {name}, which is not read; write its text where it is used"
+            f"declares the entity {name}, which is not supported; write its text where it is used"
         )
 
     def _skipped(self, name: str, is_parameter: bool) -> None:
@@ -192,7 +193,8 @@ class _Memory:
 
 
 def _one_line(text: str) -> str:
-    """Join the lines of a segment."""
-    first, *rest = re.split(r"[\r\n]+", text)
-    parts = [first, *(line.lstrip(" \t") for line in rest)]
-    return " ".join(filter(None, [*(line.rstrip(" \t") for line in parts[:-1]), parts[-1]]))
+    """Join the lines of a segment by spaces, without the blanks around line breaks."""
+    lines = re.split(r"[\r\n]+", text)
+    lines[1:] = [line.lstrip(" \t") for line in lines[1:]]
+    lines[:-1] = [line.rstrip(" \t") for line in lines[:-1]]
+    return " ".join(filter(None, lines))

@@ -8,8 +8,8 @@ from functools import cache
 
 from mtrain.config.languages import language_code
 
-SAMPLE = 1000  # lines that tell in what script a text is
-# Languages that are written in a script, after its codes in tags of languages (ISO 15924).
+SAMPLE = 1000  # lines, about, whose letters are counted
+# The codes of each script in language tags (ISO 15924), then the languages written in it.
 SCRIPTS = {
     "LATIN": "latf latg latn af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb "
     "lt lv mg ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
@@ -40,7 +40,7 @@ SCRIPTS = {
     "ARMENIAN": "armn hy",
     "ETHIOPIC": "ethi am ti",
 }
-# First words of the names of letters that are no names of scripts.
+# First words in Unicode names of letters that are not names of scripts.
 _NO_SCRIPTS = {"MODIFIER", "MICRO", "MASCULINE", "FEMININE", "SCRIPT", "BLACK", "ANGSTROM", "ALEF"}
 _NO_SCRIPTS |= {"MATHEMATICAL", "DOUBLE", "KELVIN", "OHM", "PLANCK", "EULER"}
 
@@ -56,16 +56,16 @@ def script_of(character: str) -> str:
 
 
 def scripts_of(language: str) -> set[str]:
-    """Return the scripts of a language, or the one that its tag names, such as `uz_Cyrl`; none if
-    they are not known.
+    """Return the scripts of a language, or only the script that its tag names, as in `uz_Cyrl`; an
+    empty set if unknown.
     """
-    named = re.search("[-_]([a-z]{4})(?![a-z0-9])", language.lower())
-    code = named[1] if named else language_code(language)
+    subtag = re.search("[-_]([a-z]{4})(?![a-z0-9])", language.lower())
+    code = subtag[1] if subtag else language_code(language)
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 
 
 def fraction_of(languages: Iterable[str], lines: list[str]) -> float:
-    """Return the fraction of the letters of (a sample of) lines that are of the scripts of these
+    """Return the fraction of letters, in a sample of lines, that belong to the scripts of these
     languages.
     """
     sample = lines[:: max(1, len(lines) // SAMPLE)]
@@ -75,10 +75,10 @@ def fraction_of(languages: Iterable[str], lines: list[str]) -> float:
 
 
 def direction(language: str) -> str:
-    """Return the direction of text in a language, as HTML names it; auto: by the text itself."""
+    """Return the value of HTML's attribute dir for a language; auto: HTML goes by the text."""
     return "rtl" if scripts_of(language) & {"ARABIC", "HEBREW"} else "auto"
 
 
 def name_of(script: str) -> str:
-    """Return the usual name of a script."""
+    """Return the usual name of a script of `SCRIPTS`."""
     return "Han" if script == "CJK" else script.capitalize()

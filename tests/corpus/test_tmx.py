@@ -200,7 +200,7 @@ FAULTS: list[tuple[str | bytes, str]] = [
     (memory(pair("&x;", "c"), head="<tmx>"), BAD_1.replace("6", "2") + "undefined"),
     (memory("<tu><tu/></tu>"), "a.tmx:6: unit 1: <tu> within <tu>"),
     (memory(unit("<tuv><seg>a<seg>b</seg></seg></tuv>")), "a.tmx:6: unit 1: <seg> within <seg>"),
-    (memory("<a>" * 300 + "</a>" * 300), "a.tmx:6: more than 200 elements within each other"),
+    (memory("<a>" * 300 + "</a>" * 300), "a.tmx:6: elements nested more than 200 deep"),
     (memory(), "no unit has both en and de; its languages are none"),
     (
         memory(unit(tuv("en-US", "a"), tuv("fr", "b")), unit(tuv("it", "c"))),

@@ -8,11 +8,11 @@ from mtrain.corpus.phrasebook import lexicon
 from mtrain.corpus.phrasebook.lexicon import CASES, DESCRIBING, ROWS, Forms, Noun, Row
 
 T = TypeVar("T")
-Keyed = TypeVar("Keyed", bound=Sequence[Any])  # begins with its key
+Keyed = TypeVar("Keyed", bound=Sequence[Any])  # its first item is its key
 
 
 class Phrase(NamedTuple):
-    """A noun phrase, or a pronoun, which has a number as its key."""
+    """A noun phrase, or a pronoun, whose key is a number."""
 
     key: str
     en: str
@@ -22,7 +22,7 @@ class Phrase(NamedTuple):
 
 PRONOUNS = {
     case: [
-        Phrase(key, en[case != "nom"], de[index], int(person))
+        Phrase(key, en[0 if case == "nom" else 1], de[index], int(person))
         for en, de, person, key in ROWS["pronouns"]
     ]
     for index, case in enumerate(CASES)
@@ -30,11 +30,12 @@ PRONOUNS = {
 PEOPLE = lexicon.NAMED["human"]
 CONTRACTIONS = lexicon.table("contractions")  # "in dem": "im"
 NOTHING: Forms = ("", "")
+PLURAL = lexicon.GENDERS.index("plural")  # its row of endings, after those of the genders
 
 
 @dataclass
 class Clause:
-    """A clause before its words are put in order; its time and place are in both languages."""
+    """A clause before its words are put in order; `time` and `place`: in English and German."""
 
     verb: Row
     tense: Row
@@ -66,16 +67,17 @@ def german(clause: Clause, order: str = "second") -> str:
     """Return the German clause with its finite verb "first", "second" or "last"."""
     infinitive, prefix, present, past, auxiliary, participle, *_ = clause.verb
     subject, forms = clause.subject, clause.tense[4]
-    if own := {"present": present, "past": past}.get(forms[0], [""] * 4)[subject.person]:
-        finite, closing = own, prefix
+    simple_forms = {"present": present, "past": past}.get(forms[0])
+    if simple_forms and simple_forms[subject.person]:
+        finite, closing = simple_forms[subject.person], prefix
     elif forms[0] in ("past", "perfect"):
         finite, closing = auxiliary[subject.person], participle
     else:
         finite, closing = forms[subject.person], infinitive
     pronouns = (phrase.de for phrase in clause.objects if phrase.key.isdigit())
-    others = (phrase.de for phrase in clause.objects if not phrase.key.isdigit())
+    nouns = (phrase.de for phrase in clause.objects if not phrase.key.isdigit())
     nicht = "nicht" if clause.negated else ""
-    middle = _line(*pronouns, clause.time[1], *others, nicht, clause.place[1])
+    middle = _line(*pronouns, clause.time[1], *nouns, nicht, clause.place[1])
     if order == "last":
         verbs = closing + finite if closing == prefix else f"{closing} {finite}"
         return _line(subject.de, middle, verbs)
@@ -95,29 +97,30 @@ class Drawing:
         return items[int(self.random() * len(items))]
 
     def pick_new(self, items: Sequence[Keyed]) -> Keyed:
-        """Return one of the items that the clause does not have yet."""
-        found = self.pick([item for item in items if item[0] not in self.used] or items)
-        self.used.add(found[0])
-        return found
+        """Return one of the items that are not in the clause yet, if there are any."""
+        picked = self.pick([item for item in items if item[0] not in self.used] or items)
+        self.used.add(picked[0])
+        return picked
 
     def phrase(self, nouns: Sequence[Noun], case: str, definite: bool = False) -> Phrase:
-        """Return a phrase of one of the nouns, or a pronoun for a person."""
+        """Return a phrase with one of the nouns, or a pronoun instead of a person."""
         if nouns[0] in PEOPLE and self.random() < (0.4 if case == "nom" else 0.25):
             return self.pick_new(PRONOUNS[case])
         key, gender, english_forms, german_forms, determiners = self.pick_new(nouns)
-        many = bool(english_forms[1]) and self.random() < 0.25
-        words = [word for word in determiners[many] if word[-1] or not definite]
-        _, first, start, endings, endings_after, _ = self.pick(words)
-        en, de = english_forms[many], german_forms[many][CASES.index(case)]
-        form = 3 * (3 if many else gender) + CASES.index(case)
+        is_plural = bool(english_forms[1]) and self.random() < 0.25
+        number, row = (1, PLURAL) if is_plural else (0, gender)
+        words = [word for word in determiners[number] if word[-1] or not definite]
+        _, article, stem, endings, adjective_endings, _ = self.pick(words)
+        en, de = english_forms[number], german_forms[number][CASES.index(case)]
+        form = len(CASES) * row + CASES.index(case)
         if DESCRIBING[key] and self.random() < 0.3:
-            _, stem, adjective = self.pick_new(DESCRIBING[key])
-            en, de = f"{adjective} {en}", f"{stem}{endings_after[form]} {de}"
-        first = "an" if first == "a" and en[0] in "aeiou" else first
-        return Phrase(key, _line(first, en), _line(start + endings[form], de), 2 + many)
+            _, adjective_stem, adjective = self.pick_new(DESCRIBING[key])
+            en, de = f"{adjective} {en}", f"{adjective_stem}{adjective_endings[form]} {de}"
+        article = "an" if article == "a" and en[0] in "aeiou" else article
+        return Phrase(key, _line(article, en), _line(stem + endings[form], de), 2 + number)
 
     def clause(self, timed: bool = True) -> Clause:
-        """Draw a clause, without an English time if it is not `timed`."""
+        """Draw a clause; without `timed`, leave out a time that has English words."""
         self.used.clear()
         verb, kind, needed, optional, subjects, objects = self.pick(ROWS["uses"])
         tense = self.pick(verb[-1])

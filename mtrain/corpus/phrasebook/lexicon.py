@@ -9,8 +9,8 @@ CASES, GENDERS = ("nom", "acc", "dat"), ("m", "f", "n", "plural")
 
 Forms = tuple[str, ...]  # by person, by gender and case, or just words
 Row = list[Any]  # begins with its key
-# A noun's key, gender, English, German, determiners: of each the singular and the plural, of the
-# German that by case.
+# A noun's key, gender, English forms, German forms by case, and determiners: the last three each
+# for the singular and the plural.
 Noun = tuple[str, int, Forms, tuple[Forms, Forms], tuple[list[Row], list[Row]]]
 
 ROWS: dict[str, list[Row]] = {}  # by section
@@ -25,18 +25,19 @@ def _words(text: str) -> Forms:
 
 
 def _nouns(names: str) -> tuple[Noun, ...]:
-    """Return the nouns of these names, groups and sets; "-" before one takes away."""
-    kept = [name for name in names.split() if not name.startswith("-")]
-    away = [noun for name in names.split() if name not in kept for noun in NAMED[name[1:]]]
-    return tuple(noun for name in kept for noun in NAMED[name] if noun not in away)
+    """Return the nouns of these names, groups and sets, without those of names after a "-"."""
+    included = [name for name in names.split() if not name.startswith("-")]
+    excluded = [name[1:] for name in names.split() if name.startswith("-")]
+    omitted = [noun for name in excluded for noun in NAMED[name]]
+    return tuple(noun for name in included for noun in NAMED[name] if noun not in omitted)
 
 
 def _group(group: str, one: list[Row], many: list[Row], members: str) -> None:
-    """Name nouns and their group; the dative plural adds an "n" unless there is an "n" or "s"."""
+    """Name nouns and their group; the dative plural adds "n" unless the plural ends in "n", "s"."""
     for text in members.split(","):
         gender, singular, plural, *english = _words(text)
         key, _, oblique = singular.partition("/")
-        dative = plural + "n" * (not plural.endswith(("n", "s")))
+        dative = plural if plural.endswith(("n", "s")) else plural + "n"
         german = (key, oblique or key, oblique or key), (plural, plural, dative)
         NAMED[key] = ((key, GENDERS.index(gender), tuple(english), german, (one, many)),)
         NAMED[group] = NAMED.get(group, ()) + NAMED[key]
@@ -52,12 +53,12 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 def table(section: str) -> dict[str, Any]:
-    """Return the rows of a section by their first column; of two columns, the second."""
+    """Return the rows of a section by their first column; if it has two, the second column."""
     return {row[0]: row[1] if len(row) == 2 else row for row in ROWS[section]}
 
 
 def _read(kind: str, text: str) -> Any:
-    """Read a column: by a reader, as rows of the section "kind", or as one of "kinds"."""
+    """Read a cell of a kind: by its reader, as rows of that section, or a row of its plural."""
     if kind in READERS:
         return READERS[kind](text)
     if kind in ROWS:
