@@ -2,7 +2,7 @@
 or swapped sides.
 
 The translation of a longer sentence is longer. Where lengths do not correlate, or correlate better
-at some distance, lines were lost or shuffled on one side; line counts do not show that.
+if the sides are shifted, lines were lost or shuffled on one side; line counts do not show that.
 """
 
 from collections import Counter

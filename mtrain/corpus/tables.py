@@ -102,7 +102,7 @@ def dataset_name(corpus: HubCorpus) -> str:
 def _texts(
     rows: Iterable[Row], corpus: FileCorpus | HubCorpus, unit: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Yield the rows that are two texts, and drop or refuse others; errors call a row `unit` n."""
+    """Yield the rows that are two texts, and drop or refuse others; errors name `unit` and row."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             name, value = (corpus.tgt, tgt) if isinstance(src, str) else (corpus.src, src)
