@@ -39,6 +39,8 @@ MIN_PAIRS = 20  # to learn scripts from
 JAPANESE = {"HIRAGANA", "KATAKANA"}  # of no other language
 USUAL_FRACTION = 0.05  # of a side's letters, for a script to be usual there
 
+Evidence = NDArray[np.float64]  # (pairs,), in nats: that the sides of each pair are translations
+
 
 class SideClassifier:
     """Judges from its words to which side a line belongs, whatever the languages.
@@ -119,7 +121,7 @@ class Profile:
         mean = float(evidence.mean()) if self.pairs else 0.0
         lowest = float(np.quantile(evidence, MISFIT_QUANTILE)) if self.pairs else 0.0
         self.misfit_nats = min(MAX_MISFIT, max(MIN_MISFIT, -MISFIT_FACTOR * lowest))
-        if self._fraction_wrong(src, tgt) > MAX_WRONG:  # the quantile is one of wrong pairs
+        if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:  # the quantile is of wrong pairs
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
@@ -139,25 +141,22 @@ class Profile:
         # whether pairs can be judged by associated words
         self.has_associations = self.has_words and mean >= MIN_EVIDENCE
 
-    def _are_clearly_pairs(self, src: Words, tgt: Words) -> bool:
-        """Whether pairs match far better than neighbouring lines, perhaps of the same subject. The
-        lengths of such pairs need not correlate if sentences follow a few patterns.
+    def _are_clearly_pairs(self, evidence: Evidence, src: Words, tgt: Words) -> bool:
+        """Whether pairs, given their evidence, match far better than neighbouring lines, perhaps of
+        the same subject. The lengths of such pairs need not correlate if sentences follow a few
+        patterns.
         """
-        actual, after, before = (
-            self.associations.evidence(src, tgt.shifted(distance)) for distance in (0, 1, -1)
-        )
-        return bool(np.median(actual - np.maximum(after, before)) >= CLEAR_EVIDENCE)
+        after, before = (self.associations.evidence(src, tgt.shifted(n)) for n in (1, -1))
+        return bool(np.median(evidence - np.maximum(after, before)) >= CLEAR_EVIDENCE)
 
-    def _fraction_wrong(self, src: Words, tgt: Words) -> float:
-        """Estimate the fraction of pairs that are no translations. Half of them have less evidence
-        than the median of lines far apart; hardly any translations do.
+    def _fraction_wrong(self, evidence: Evidence, src: Words, tgt: Words) -> float:
+        """Estimate the fraction of pairs that are no translations, given the evidence for each.
+        Half of them have less than the median of lines far apart; hardly any translations do.
         """
         if len(src) < MIN_SAMPLE:
             return 0.0
-        actual, unrelated = (
-            self.associations.evidence(src, tgt.shifted(n)) for n in (0, UNRELATED_SHIFT)
-        )
-        return 2 * float(np.mean(actual < np.median(unrelated)))
+        unrelated = self.associations.evidence(src, tgt.shifted(UNRELATED_SHIFT))
+        return 2 * float(np.mean(evidence < np.median(unrelated)))
 
     def usual_scripts(self, side: int, language: str) -> set[str]:
         """Return the scripts of the language, and Latin if it is common on the side. Where most
@@ -193,16 +192,17 @@ class Profile:
 
     def _find_unrelated(self, corpus: Findings, parts: list[Chunk]) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""
-        words = [Words.join([part.words[side] for part in parts]) for side in (0, 1)]
+        src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
+        evidence = self.associations.evidence(src, tgt)
         lengths = np.concatenate([part.lengths for part in parts])
         low, windows = len(unrelated_windows(lengths)), len(list(windows_of(len(lengths))))
-        if low > windows / 2 and not self._are_clearly_pairs(*words):
+        if low > windows / 2 and not self._are_clearly_pairs(evidence, src, tgt):
             corpus.add_message("unrelated", UNRELATED)
-        elif (wrong := self._fraction_wrong(*words)) > MAX_WRONG:
+        elif (wrong := self._fraction_wrong(evidence, src, tgt)) > MAX_WRONG:
             corpus.add_message("unrelated", WRONG.format(wrong))
         elif low and not self.has_associations:
             corpus.add_message("unrelated", SOME_UNRELATED.format(low, windows))
-        elif len(words[0]) >= MIN_RELATED and not self.has_associations:
+        elif len(src) >= MIN_RELATED and not self.has_associations:
             corpus.add_message("unrelated", NO_WORDS)
 
 
