@@ -77,9 +77,9 @@ class Model:
         """Return the attention weights of a sentence pair; `target` is by default the translation.
         For an ensemble, return the weights of its first model. Raises `UserError`.
         """
-        for name, line in (("source", source), ("target", target)):
-            if not isinstance(line, str) and (name, line) != ("target", None):
-                raise RefusedError(f"{name}: expected a line, not {type(line).__name__}")
+        _check_line(source, "source")
+        if target is not None:
+            _check_line(target, "target")
         loaded = self.loaded.tagged(tag)
         text = self.translate(source, tag=tag) if target is None else target
         (src,), _ = loaded.encode_sources([source])
@@ -93,6 +93,11 @@ def _as_lines(lines: Sequence[str], name: str) -> list[str]:
         raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")
     texts = list(lines)
     for index, line in enumerate(texts):
-        if not isinstance(line, str):
-            raise RefusedError(f"{name}[{index}]: expected a line, not {type(line).__name__}")
+        _check_line(line, f"{name}[{index}]")
     return texts
+
+
+def _check_line(line: object, name: str) -> None:
+    """Raise `RefusedError` unless a line is a text."""
+    if not isinstance(line, str):
+        raise RefusedError(f"{name}: expected a line, not {type(line).__name__}")
