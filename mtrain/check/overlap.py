@@ -27,7 +27,7 @@ TRAIN = "data.train"
 
 
 class Match(NamedTuple):
-    """A row of the set and a row of other text that are equal, or alike."""
+    """A row of the set and a row of another text that are equal or similar."""
 
     kind: int  # index in `KINDS`
     row: int

@@ -357,12 +357,8 @@ def _loading(name: str) -> Iterator[None]:
     """Turn errors of the library into `UserError`."""
     from datasets.exceptions import DatasetsError
 
-    card_errors = (
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    )  # of a malformed dataset card
+    # errors of a malformed dataset card
+    card_errors = (AttributeError, LookupError, TypeError, ValueError)
     try:
         yield
     except (*card_errors, OSError, RuntimeError, ImportError, DatasetsError) as error:

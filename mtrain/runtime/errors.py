@@ -89,9 +89,8 @@ class MissingExtraError(RefusedError):
 
     def __init__(self, what: str, extra: str, cause: object) -> None:
         install = f"pip install 'mtrain[{extra}]' (in a clone: -e '.[{extra}]')"
-        detail = (
-            "" if isinstance(cause, ModuleNotFoundError) else f"; {cause}"
-        )  # its text adds nothing
+        # the text of ModuleNotFoundError adds nothing
+        detail = "" if isinstance(cause, ModuleNotFoundError) else f"; {cause}"
         super().__init__(f"{what} needs an extra: {install}{detail}")
 
 

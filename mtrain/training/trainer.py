@@ -228,9 +228,8 @@ class Trainer:
         train, step = self.config.train, self.progress.step
         is_saved = train.is_scheduled(step) or self.request is not None
         is_recorded = step % train.log_every == 0
-        if (
-            self.device.type != "cuda" or is_saved or is_recorded
-        ):  # rarely on a GPU, as this waits for it
+        # rarely on a GPU, as this waits for it
+        if self.device.type != "cuda" or is_saved or is_recorded:
             self._check_finite()
         if is_recorded:
             self._record(norm, rate, bar)

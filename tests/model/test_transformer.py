@@ -268,9 +268,8 @@ def test_packed_sentences_are_computed_as_if_alone(
     alone, places = [], []
     for row, lengths in enumerate(sizes):
         starts = [0, 0]
-        tables[2, row] = len(
-            lengths
-        )  # padding of src is of no sentence, that of tgt_in of the last
+        # padding of src is of no sentence, that of tgt_in of the last
+        tables[2, row] = len(lengths)
         tables[3, row] = len(lengths) - 1
         for number, pair in enumerate(lengths):
             for side, length in enumerate(pair):

@@ -442,9 +442,8 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
     scores, _ = Scorer(translator.loaded).score(sources, targets)
     alone = Scorer(with_decode(translator, batch_tokens=1).loaded).score(sources, targets)[0]
     assert alone == pytest.approx(scores, rel=1e-4, abs=1e-4)
-    monkeypatch.setattr(
-        "mtrain.translation.scorer.MAX_VALUES", 1000
-    )  # three rows of logits at a time
+    # three rows of logits at a time
+    monkeypatch.setattr("mtrain.translation.scorer.MAX_VALUES", 1000)
     assert Scorer(translator.loaded).score(sources, targets)[0] == pytest.approx(scores, abs=1e-4)
     nll = Scorer(translator.loaded).nll(sources, targets, Ranks())
     tokens = sum(len(ids) + 1 for ids in translator.loaded.tokenizer.encode(targets))

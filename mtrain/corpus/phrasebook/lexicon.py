@@ -58,7 +58,9 @@ def table(section: str) -> dict[str, Any]:
 
 
 def _read(kind: str, text: str) -> Any:
-    """Read a cell of a kind: by its reader, as rows of that section, or a row of its plural."""
+    """Parse a cell: with the reader of its kind, as row names if the kind is a section, or else as
+    one row name of the section `{kind}s`.
+    """
     if kind in READERS:
         return READERS[kind](text)
     if kind in ROWS:
