@@ -42,7 +42,7 @@ def files(folder: Path) -> set[Path]:
 
 
 def test_the_wheel_holds_the_package_and_the_configs(installed: Path) -> None:
-    documents = {path for path in files(ROOT / "mtrain") if path.suffix == ".md"}
+    documents = {path for path in files(ROOT / "mtrain") if path.suffix in (".md", ".png")}
     configs = {Path("configs", path) for path in files(ROOT / "configs")}
     assert files(installed / "mtrain") == (files(ROOT / "mtrain") - documents) | configs
 
