@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.training import loss
-from mtrain.training.consistency import consistency_loss
+from mtrain.training.loss import consistency_loss
 
 V, D, N = 11, 6, 9
 

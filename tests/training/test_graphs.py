@@ -19,8 +19,8 @@ from mtrain.data.batches import Batch, SpecialIds, collate
 from mtrain.data.prepare import prepare
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.stop import Stop
-from mtrain.training import learner
-from mtrain.training.learner import CudaGraphs, graph_width
+from mtrain.training import graphs
+from mtrain.training.graphs import CudaGraphs, graph_width
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
@@ -36,7 +36,7 @@ def test_lengths_are_rounded_up_a_little_but_not_beyond_the_longest(
     assert length <= width < length + max(4, length / 8)
     assert graph_width(width) == width
     assert graph_width(length + 1) >= width
-    padded = learner.pad_to_graph(torch.ones(2, length), 0, longest).shape[1]
+    padded = graphs.pad_to_graph(torch.ones(2, length), 0, longest).shape[1]
     assert padded == max(length, min(width, longest))
 
 
@@ -77,7 +77,7 @@ def batch(rows: int, src_length: int, tgt_length: int, first: int = 10) -> Batch
 def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learner, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     seen: list[tuple[Tensor, ...]] = []
 
     def see(*inputs: Tensor) -> None:
@@ -139,7 +139,7 @@ def test_work_by_tables_alone_is_the_same(trainer: Trainer) -> None:
         trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
-        wider = [learner.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
+        wider = [graphs.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
         trainer.learner._put_padded(trainer.optimizer.sums, *wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50

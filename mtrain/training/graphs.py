@@ -1,0 +1,81 @@
+"""CUDA graphs of a training step: recorded once for each shape of batch, then replayed."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtrain.data.batches import Batch, SpecialIds
+
+Work = Callable[[Tensor, Tensor, Tensor], None]
+
+MAX_GRAPHS = 512  # in memory; each holds some megabytes of the GPU's
+
+
+def graph_width(length: int) -> int:
+    """Return the width to which sequences of a length are padded: a multiple of 4 or of about 1/16
+    of it, which gives few shapes and little padding.
+    """
+    grain = max(4, 1 << max(0, length.bit_length() - 5))
+    return -(-length // grain) * grain
+
+
+def pad_to_graph(table: Tensor, pad_id: int, max_length: int) -> Tensor:
+    """Pad a (B, L) table to its graph's width, at most `max_length`."""
+    length = table.shape[1]
+    width = min(graph_width(length), max_length)
+    return F.pad(table, (0, max(0, width - length)), value=pad_id)
+
+
+class CudaGraphs:
+    """Calls `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying a graph recorded
+    for batches of this shape: the host may need longer to launch a thousand small kernels one by
+    one than the GPU needs to run them.
+
+    `work` must not wait for the GPU, and may change tensors only in place. Its random numbers
+    depend on the state of the device's generator at each replay.
+    """
+
+    def __init__(self, work: Work, device: torch.device, ids: SpecialIds, max_length: int) -> None:
+        self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+
+    def __call__(self, batch: Batch) -> None:
+        """Call `work` on a batch in the host's memory."""
+        tables = [
+            pad_to_graph(table, self.ids.pad, self.max_length)
+            for table in (batch.src, batch.tgt_in, batch.tgt_out)
+        ]
+        shape = (*tables[0].shape, tables[1].shape[1])
+        if shape not in self.graphs:
+            if len(self.graphs) == MAX_GRAPHS:  # remove the oldest
+                torch.cuda.synchronize(self.device)
+                del self.graphs[next(iter(self.graphs))]
+            self.graphs[shape] = self._record(tables)
+        graph, inputs = self.graphs[shape]
+        for graph_input, table in zip(inputs, tables, strict=True):
+            graph_input.copy_(table.pin_memory(), non_blocking=True)
+        graph.replay()
+
+    def warm_up(self) -> None:
+        """Call `work` once without recording: first calls of libraries cannot be recorded."""
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            tgt_out = torch.full((4, 8), self.ids.eos, device=self.device)
+            self.work(tgt_out, torch.full_like(tgt_out, self.ids.bos), tgt_out)
+        torch.cuda.synchronize(self.device)
+
+    def _record(self, tables: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
+        inputs = [table.to(self.device) for table in tables]
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                self.work(*inputs)
+        except RuntimeError as error:  # raised at the end of a broken recording, hiding the cause
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
+        return graph, inputs
