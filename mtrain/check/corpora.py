@@ -29,7 +29,7 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.guards import SAMPLE, is_informative, thin_rows
+from mtrain.data.mix_ups import SAMPLE, is_informative, thin_rows
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError

@@ -13,7 +13,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
 from mtrain.check.words import Words, spans
 from mtrain.config.schema import DataConfig
-from mtrain.data.guards import contained
+from mtrain.data.mix_ups import overlap_message
 
 MIN_BIGRAMS = 5  # lines with fewer are compared for equality only
 # Likeness of a nearly equal pair, the fraction of equal bigrams: mean of the sides, and the higher.
@@ -67,7 +67,7 @@ class ScoredSet:
                 if examples:
                     self.findings.add(kind, len(examples), examples, name)
             same = sum(kind_index == 0 for kind_index, _ in best.values())
-            if name == TRAIN and (text := contained(same, self.findings.pairs)):
+            if name == TRAIN and (text := overlap_message(same, self.findings.pairs)):
                 self.findings.add_message("contained", text, is_allowed=data.allow_overlap)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:

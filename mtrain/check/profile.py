@@ -14,7 +14,7 @@ from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import name_of, scripts_of
-from mtrain.data.guards import repeated, swapped
+from mtrain.data.mix_ups import repetition_messages, swap_message
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of counting words and finding swapped pairs
@@ -210,7 +210,7 @@ def report_mix_ups(
     findings: Findings, sources: list[str], targets: list[str], data: DataConfig
 ) -> None:
     """Report swapped sides, and a text with many different translations."""
-    for text in repeated(sources, targets):
+    for text in repetition_messages(sources, targets):
         findings.add_message("repeated", text)
-    if text := swapped(findings.languages, sources, targets):
+    if text := swap_message(findings.languages, sources, targets):
         findings.add_message("turned", text, is_allowed=data.allow_swapped)

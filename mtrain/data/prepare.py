@@ -27,9 +27,10 @@ from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, listed
 from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
-from mtrain.data import duplicates, guards
+from mtrain.data import duplicates
 from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
 from mtrain.data.filters import FILTERS, Selection
+from mtrain.data.mix_ups import find_mix_ups
 from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
@@ -380,7 +381,7 @@ def refuse_worthless_text(preparation: Preparation) -> None:
     }
     pairs = sum(scan.pairs for scan in preparation.scans)
     refused = []
-    for message, is_allowed in guards.find_mix_ups(data, texts, reading, pairs, sets):
+    for message, is_allowed in find_mix_ups(data, texts, reading, pairs, sets):
         if is_allowed:
             logger.warning("%s", message)
         else:

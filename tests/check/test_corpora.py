@@ -32,7 +32,7 @@ from mtrain.config.corpora import TextCorpus
 from mtrain.config.languages import FREQUENT
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
-from mtrain.data import guards
+from mtrain.data import mix_ups
 from mtrain.runtime.console import clipped
 from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
@@ -652,7 +652,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
     lines = folder.bytes["train.xb"]
     lines[3] = b" ".join(lines[:100])  # pushes no others out of the sample
     looked = Checker(load_config(folder.write()), Stop())
-    monkeypatch.setattr(guards, "SAMPLE_CHARACTERS", 100_000)
+    monkeypatch.setattr(mix_ups, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
     looked.check()
     numbers = [number for chunk in looked.sample for number in chunk.numbers]

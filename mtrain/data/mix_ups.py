@@ -1,10 +1,10 @@
 """Mix-ups of text that make a training or a score worthless, for the start of a training and for
 `mtrain check`.
 
-1. sample     take every n-th pair of the training text
-2. swapped    whether sources look like the target language, and targets like the source language
-3. repeated   whether many different sources have the same target, or the other way round
-4. contained  whether the training text holds nearly all pairs of a scored set
+1. sample      every n-th pair of the training text
+2. swap        sources look like the target language, and targets like the source language
+3. repetition  many different sources have the same target, or the other way round
+4. overlap     the training text holds nearly all pairs of a scored set
 """
 
 from collections import Counter
@@ -56,17 +56,17 @@ def find_mix_ups(
     for key, corpus in texts.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
-        if text := swapped(data.languages(data.forward(corpus)), srcs, tgts):
+        if text := swap_message(data.languages(data.forward(corpus)), srcs, tgts):
             yield f"{key}: {text}", data.allow_swapped
-        for text in repeated(srcs, tgts):
+        for text in repetition_messages(srcs, tgts):
             yield f"{key}: {text}", True
     for key, (corpus, scored) in sets.items():
-        if text := swapped(data.languages(corpus), scored.sources, scored.references):
+        if text := swap_message(data.languages(corpus), scored.sources, scored.references):
             yield f"{key}: {text}", data.allow_swapped
-        for text in repeated(scored.sources, scored.references):
+        for text in repetition_messages(scored.sources, scored.references):
             yield f"{key}: {text}", True
         same = sum(pair in in_training for pair in scored_pairs[key])
-        if text := contained(same, len(scored)):
+        if text := overlap_message(same, len(scored)):
             yield f"{key}: {text}", data.allow_overlap
 
 
@@ -95,7 +95,7 @@ def _size(row: TextRow) -> int:
     return len(row[1]) + len(row[2])
 
 
-def swapped(languages: tuple[str, str], sources: list[str], targets: list[str]) -> str:
+def swap_message(languages: tuple[str, str], sources: list[str], targets: list[str]) -> str:
     """Return a message if the sides of a sample seem to be swapped, else an empty text."""
     if not seem_swapped(sources, targets, *languages):
         return ""
@@ -104,7 +104,7 @@ def swapped(languages: tuple[str, str], sources: list[str], targets: list[str]) 
     return text.format(*languages) + advice
 
 
-def repeated(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
+def repetition_messages(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
     """Yield a message if the same text of a side occurs with many different texts of the other, for
     instance the error message of a program that failed to translate.
     """
@@ -116,7 +116,7 @@ def repeated(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
                 yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
 
 
-def contained(same: int, pairs: int) -> str:
+def overlap_message(same: int, pairs: int) -> str:
     """Return a message if too many pairs of a scored set are in the training text: `same` of
     `pairs`; else an empty text.
     """
