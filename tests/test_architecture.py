@@ -35,7 +35,7 @@ PACKAGES = {
         "check translation data scoring runs corpus config runtime", "page attention_maps"
     ),
     "export": Row("translation data scoring model runs corpus config runtime", ALL),
-    "check": Row("training data scoring runs corpus config runtime", "corpora diagnosis"),
+    "check": Row("training data scoring runs corpus config runtime", "checker diagnosis"),
     "training": Row("translation data scoring model runs corpus config runtime", ALL),
     "translation": Row("data scoring model runs corpus config runtime", ALL),
     "data": Row("scoring runs corpus config runtime", "batches prepare"),

@@ -11,7 +11,7 @@ from textwrap import wrap
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.corpora import Checker
+from mtrain.check.checker import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
 from mtrain.check.words import PIECES_PER_WORD, Words
 from mtrain.config.schema import Config

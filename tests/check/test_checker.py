@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.check import chunks, faults
+from mtrain.check.checker import Checker
 from mtrain.check.chunks import Chunk
-from mtrain.check.corpora import Checker
 from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings
 from mtrain.check.words import Characters
