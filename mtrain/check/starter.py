@@ -30,7 +30,7 @@ from mtrain.data.filters import is_identical
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime import files
-from mtrain.runtime.console import ending
+from mtrain.runtime.console import handling_write_errors
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8, printable
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
@@ -132,7 +132,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         manifest.check_new(path, "pairs are split off into that folder; name it by another -o")
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
-    with ending(str(request.output)):
+    with handling_write_errors(str(request.output)):
         for path in outputs:
             path.parent.mkdir(parents=True, exist_ok=True)
     with opened(*outputs, is_new=True) as (*sinks, sink):

@@ -34,7 +34,7 @@ def paint(text: str, colour: str, stream: TextIO | None) -> str:
     return f"\x1b[1;{colour}m{text}\x1b[0m"
 
 
-def clipped(text: str, width: int) -> str:
+def cut_to_width(text: str, width: int) -> str:
     """Cut a text to a number of terminal columns."""
     columns = cut = 0  # `cut`: number of characters that leave room for "..."
     for length, char in enumerate(text, 1):
@@ -96,12 +96,15 @@ def writing(
     target = 1 if name == "-" else name
     shown = ("stdin", "stdout", "stderr")[target] if isinstance(target, int) else target
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
-    with ending(shown), open(target, "wb", closefd=not isinstance(target, int)) as sink:
+    with (
+        handling_write_errors(shown),
+        open(target, "wb", closefd=not isinstance(target, int)) as sink,
+    ):
         yield cast(IO[bytes], _Terminal(sink, highlight)) if sink.isatty() else sink
 
 
 @contextmanager
-def ending(name: str) -> Iterator[None]:
+def handling_write_errors(name: str) -> Iterator[None]:
     """Exit with the right code if Ctrl-C stops writing to `name` or its reader is gone; raises
     `UserError` if writing fails.
     """

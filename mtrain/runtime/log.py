@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrain.runtime import files
-from mtrain.runtime.console import RED, YELLOW, clipped, paint
+from mtrain.runtime.console import RED, YELLOW, cut_to_width, paint
 from mtrain.runtime.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ConsoleHandler(logging.Handler):
         with suppress(OSError):  # a closed pipe or a full disk must not end a run
             text = self.format(record)
             if getattr(record, "is_cut", False) and sys.stderr.isatty():
-                text = clipped(text, _columns())
+                text = cut_to_width(text, _columns())
             tqdm.write(text, file=sys.stderr)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.runtime import files
-from mtrain.runtime.console import ending, format_bytes, stopped_by_signals, writing
+from mtrain.runtime.console import format_bytes, handling_write_errors, stopped_by_signals, writing
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger
 
@@ -87,7 +87,7 @@ def opened(
     """
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
     is_kept = not as_it_goes and not {str(name) for name in names} <= {"-", os.devnull}
-    with ending(shown), stopped_by_signals(is_kept), ExitStack() as stack:
+    with handling_write_errors(shown), stopped_by_signals(is_kept), ExitStack() as stack:
         outputs, sinks = list[_Output](), list[IO[bytes]]()
         for name in names:
             output = None if as_it_goes else _begin(name, keeps_lines=keeps_lines)
@@ -208,7 +208,7 @@ def write_output(path: Path, data: bytes) -> None:
 
 def check_writable(path: Path) -> None:
     """Raise `UserError`, before any work is done, if the path cannot be written."""
-    with ending(str(path)):
+    with handling_write_errors(str(path)):
         os.stat(os.path.join(path.parent, "."))  # also fails if it is not a directory
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

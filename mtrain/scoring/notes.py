@@ -17,7 +17,7 @@ from mtrain.corpus.lines import is_blank
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.misalignment import WINDOW, unrelated_windows
 from mtrain.corpus.writing_systems import script_of, scripts_of
-from mtrain.runtime.console import clipped
+from mtrain.runtime.console import cut_to_width
 
 MAX_NAMED = 5  # lines that a note names
 MIN_LINES, MIN_LETTERS = 10, 10  # fewer are too few to judge lengths, or a copy of the source
@@ -179,7 +179,7 @@ def _same(lines: list[Line]) -> Iterator[Note]:
     indices = sorted(chain(*repeated.values()))
     if len(indices) > MAX_EQUAL * len(lines):
         most_common = max(repeated, key=lambda text: len(repeated[text]))
-        shown = clipped(most_common, 60).strip()
+        shown = cut_to_width(most_common, 60).strip()
         what = f"the same translation for different sources (most often: {shown})"
         note = _note(lines, "same", what, indices, "the model ignores parts of the source")
         hopeless = replace(note, advice="the model has hardly learned, or ignores the source")

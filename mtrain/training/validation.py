@@ -26,7 +26,7 @@ from mtrain.runs.checkpoint import Snapshot
 from mtrain.runs.history import BEST, Entry, History
 from mtrain.runs.records import PROVENANCE, duration
 from mtrain.runtime import files
-from mtrain.runtime.console import clipped
+from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.errors import UserError
@@ -234,7 +234,7 @@ class Validation:
         for index in moderate(texts[0], SAMPLES):
             number = str(index + 1)  # shown on the first of three lines
             for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
-                line = clipped(lines[index], MAX_SAMPLE_LENGTH)
+                line = cut_to_width(lines[index], MAX_SAMPLE_LENGTH)
                 logger.info("%6s  %-11s  %s", number, title, line, extra={"is_cut": True})
                 number = ""
 

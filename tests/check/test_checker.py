@@ -33,7 +33,7 @@ from mtrain.config.languages import FREQUENT
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
-from mtrain.runtime.console import clipped
+from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
 
@@ -614,11 +614,10 @@ def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("uz_Cyrl") == scripts_of("sr-cyrl-RS") == {"CYRILLIC"}
     assert scripts_of("xx") == scripts_of("uz_Tfng") == set()
     assert all(scripts_of(code) for code in FREQUENT)
-    assert clipped("日本語テキスト", 9) == "日本語..."
-    assert (
-        clipped("e\N{COMBINING ACUTE ACCENT}" * 12, 9) == "e\N{COMBINING ACUTE ACCENT}" * 6 + "..."
-    )
-    assert [clipped("letters", width) for width in (7, 6, 2)] == ["letters", "let...", "..."]
+    assert cut_to_width("日本語テキスト", 9) == "日本語..."
+    accented = "e\N{COMBINING ACUTE ACCENT}"
+    assert cut_to_width(accented * 12, 9) == accented * 6 + "..."
+    assert [cut_to_width("letters", width) for width in (7, 6, 2)] == ["letters", "let...", "..."]
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
 
 

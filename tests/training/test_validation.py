@@ -12,7 +12,7 @@ import pytest
 from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 
 from mtrain.runs.history import BEST
-from mtrain.runtime.console import clipped
+from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 
 # Prints a number that depends on the hypotheses; fails where the file that it is given exists.
@@ -55,7 +55,7 @@ def test_each_validation_shows_the_same_lines(
             number, of_line = int(shown[-1][place].split()[0]), shown[-1][place : place + 3]
             titles = ("source", "reference", "translation")
             for line, title, text in zip(of_line, titles, texts, strict=True):
-                expected = f"{title:<11}  {printable(clipped(text[number - 1], 300))}"
+                expected = f"{title:<11}  {printable(cut_to_width(text[number - 1], 300))}"
                 assert line[6:].lstrip().rstrip() == expected.rstrip()
             assert f"{number:>6}  source       \\x1b[2J" in of_line[0]
     assert [shown[0][i] for i in (0, 1, 3, 4, 6, 7)] == [shown[1][i] for i in (0, 1, 3, 4, 6, 7)]
