@@ -12,7 +12,7 @@ from mtrain.cli.streams import as_text, check_page, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import stopped_by_signals
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.outputs import size_of, write_output
+from mtrain.runtime.outputs import describe_size, write_output
 
 Quantization = Literal[
     "float32",
@@ -108,7 +108,7 @@ def average(
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)
     names = [path.name for path in paths]
-    log.logger.info("averaged %s into %s (%s)", ", ".join(names), output, size_of(output))
+    log.logger.info("averaged %s into %s (%s)", ", ".join(names), output, describe_size(output))
     if json_:
         print_json({"checkpoint": str(output), "averaged": names})
 

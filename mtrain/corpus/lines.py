@@ -92,18 +92,18 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def spaced(items: list[int], most: int) -> list[int]:
+def evenly_spaced(items: list[int], most: int) -> list[int]:
     """Return at most `most` items of a list, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
 
 
-def moderate(lines: list[str], most: int) -> list[int]:
+def medium_line_indices(lines: list[str], most: int) -> list[int]:
     """Return indices of at most `most` lines, evenly spaced among the middle half by length."""
     order = sorted((len(line), i) for i, line in enumerate(lines) if not is_blank(line))
     middle = order[len(order) // 4 : max(1, 3 * len(order) // 4)]
-    return spaced(sorted(i for _, i in middle), most)
+    return evenly_spaced(sorted(i for _, i in middle), most)
 
 
 def chunked(
@@ -123,15 +123,16 @@ def chunked(
         yield chunk
 
 
-def listed(names: Iterable[str]) -> str:
+def join_names(names: Iterable[str]) -> str:
     """Join names for a message, cut after 200 characters; "none" if there are none."""
     text = ", ".join(names)
     return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
 
 
-def size_of(text: str) -> int:
-    """Return the number of bytes of a text; of one that cannot be too long, its characters."""
-    return len(text) if len(text) <= MAX_TEXT_LENGTH else len(text.encode("utf-8", "replace"))
+def is_too_long(text: str) -> bool:
+    """Whether a text has more than `MAX_LINE_LENGTH` bytes."""
+    # most texts need not be encoded: a character has at most 4 bytes
+    return len(text) > MAX_TEXT_LENGTH and len(text.encode("utf-8", "replace")) > MAX_LINE_LENGTH
 
 
 def shorten_text(text: str, most: int) -> str:
@@ -172,7 +173,7 @@ def reading_from(name: Path | str) -> Iterator[None]:
         raise UserError(f"{name}: cannot read: {error}{advice}") from None
 
 
-def read_lines(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
+def strip_line_ends(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
     r"""Yield lines without `\n`, without one `\r` before it, and without a BOM at the start."""
     for number, line in enumerate(lines):
         if number == 0 and line.startswith(_BOM):
@@ -217,7 +218,7 @@ def _cut_line(line: bytes, most: int) -> bytes:
 def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
     """Yield the lines of a file; raises `UserError` where it cannot be read or is damaged."""
     with open_bytes(path) as stream, reading_from(path):
-        yield from read_lines(bounded_lines(stream, path), counts)
+        yield from strip_line_ends(bounded_lines(stream, path), counts)
 
 
 def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:

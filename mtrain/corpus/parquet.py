@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from mtrain.corpus.lines import listed
+from mtrain.corpus.lines import join_names
 from mtrain.runtime.errors import UserError
 
 ROWS = 1000  # read at a time
@@ -81,7 +81,7 @@ def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any
 
     columns = [file.schema.column(index).path for index in range(len(file.schema))]
     if missing := [name for name in names if name not in columns]:
-        raise UserError(f"{path}: no text column {missing[0]}; it has {listed(columns)}")
+        raise UserError(f"{path}: no text column {missing[0]}; it has {join_names(columns)}")
     if repeated := [name for name in names if columns.count(name) > 1]:
         raise UserError(f"{path}: two columns {repeated[0]}; rename one of them")
     rows_read = 0

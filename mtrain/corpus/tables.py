@@ -26,10 +26,10 @@ from mtrain.corpus.lines import (
     RowError,
     decode,
     is_blank,
-    listed,
+    is_too_long,
+    join_names,
     read_file,
     scan_file,
-    size_of,
 )
 from mtrain.corpus.parquet import ROWS, open_parquet, parquet_batches
 from mtrain.corpus.tmx import count_tmx, read_tmx
@@ -109,7 +109,7 @@ def _texts(
             kind = "null" if value is None else f"of the type {type(value).__name__}"
             reason = f"{name} is {kind}, not text; fix or remove the row"
             reading.refuse(RowError(f"{unit} {number}", number, reason))
-        elif size_of(src) > MAX_LINE_LENGTH or size_of(tgt) > MAX_LINE_LENGTH:
+        elif is_too_long(src) or is_too_long(tgt):
             reading.drop_long(f"{unit} {number}", number)
         elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
@@ -179,8 +179,8 @@ def _column_index(name: str, header: list[str], path: Path) -> int:
         return header.index(name)
     fault = "two columns" if name in header else "no column"
     raise UserError(
-        f"{path}:1: {fault} {name}; it has {listed(header)}. If the columns have no names, give "
-        "their numbers, from 0"
+        f"{path}:1: {fault} {name}; it has {join_names(header)}. If the columns have no names, "
+        "give their numbers, from 0"
     )
 
 
@@ -239,7 +239,7 @@ def _field(row: Any, name: str) -> Any:
         if not isinstance(row, dict):
             raise LookupError(f"no field {name}; the value is not an object")
         if part not in row:
-            raise LookupError(f"no field {name}; it has {listed(row)}")
+            raise LookupError(f"no field {name}; it has {join_names(row)}")
         row = row[part]
     return row
 

@@ -18,7 +18,14 @@ from pathlib import Path
 from xml.parsers import expat
 
 from mtrain.config.corpora import FileCorpus
-from mtrain.corpus.lines import DROPPED, MAX_LINE_LENGTH, Reading, listed, open_bytes, reading_from
+from mtrain.corpus.lines import (
+    DROPPED,
+    MAX_LINE_LENGTH,
+    Reading,
+    join_names,
+    open_bytes,
+    reading_from,
+)
 from mtrain.runtime.errors import UserError
 
 SEVERAL = "units with several texts in a language; only the first is used"
@@ -55,7 +62,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
             if len(languages) < MAX_LANGUAGES:
                 languages.update(dict.fromkeys(language for language, _ in unit))
     if not has_pairs:
-        names = listed(languages)
+        names = join_names(languages)
         raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {names}")
 
 

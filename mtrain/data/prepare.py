@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, listed
+from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.data import duplicates
@@ -162,7 +162,7 @@ class Preparation:
         texts = self.config.data.texts
         scans = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
         if texts and not any(scan.pairs for scan in scans):
-            raise UserError(f"data.train: no pairs in {listed(map(describe, texts))}")
+            raise UserError(f"data.train: no pairs in {join_names(map(describe, texts))}")
         return scans
 
     @cached_property

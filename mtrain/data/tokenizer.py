@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import sentencepiece
 
-from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, read_lines, shorten_text
+from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
 from mtrain.runtime.errors import UserError
@@ -298,7 +298,7 @@ def convert_stream(
 ) -> None:
     """Convert lines of text to lines of pieces, or the other way round unless `to_pieces`."""
     counts: Counter[str] = Counter()
-    for text in decode_lines(read_lines(source, counts), counts):
+    for text in decode_lines(strip_line_ends(source, counts), counts):
         if len(text) > MAX_TEXT_LENGTH:
             counts[f"lines longer than {MAX_TEXT_LENGTH:,} characters, cut there"] += 1
         line = shorten_text(text, MAX_TEXT_LENGTH)

@@ -14,7 +14,7 @@ from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger, progress_bar, shorten
-from mtrain.runtime.outputs import opened, size_of
+from mtrain.runtime.outputs import describe_size, opened
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
@@ -69,7 +69,7 @@ def export(
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
     if to != "argos" or not is_on_terminal():  # on a terminal, `opened` has logged the file
-        logger.info("wrote %s (%s)", directory, size_of(directory))
+        logger.info("wrote %s (%s)", directory, describe_size(directory))
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.corpus.lines import decode_lines, is_blank, read_lines, read_text_file
+from mtrain.corpus.lines import decode_lines, is_blank, read_text_file, strip_line_ends
 from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, menus, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
@@ -49,7 +49,7 @@ def choose(
 def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     """Read sentences and, if a target file is given, their targets; raises `UserError`."""
     counts: Counter[str] = Counter()
-    lines = decode_lines(read_lines(source, counts), counts)
+    lines = decode_lines(strip_line_ends(source, counts), counts)
     sources = list(islice(lines, MAX_SENTENCES + 1))
     warn_of_counts(counts)
     if len(sources) > MAX_SENTENCES:

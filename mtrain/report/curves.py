@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from mtrain.corpus.lines import spaced
+from mtrain.corpus.lines import evenly_spaced
 
 Point = tuple[int, float]
 
@@ -116,7 +116,7 @@ class Chart:
         columns = [dict(series.points) for series in self.series]
         return [
             (step, [f"{c[step]:.5g}" if step in c else "" for c in columns])
-            for step in spaced(self.steps, MAX_ROWS)
+            for step in evenly_spaced(self.steps, MAX_ROWS)
         ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from mtrain.check.diagnosis import diagnose
 from mtrain.check.findings import Findings
 from mtrain.config.schema import Config
-from mtrain.corpus.lines import moderate, spaced
+from mtrain.corpus.lines import evenly_spaced, medium_line_indices
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import attention_maps as maps
 from mtrain.report.curves import Chart, charts_of
@@ -160,7 +160,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     lines, data = _valid_lines(report), report.config.data
     _add_translation_notes(report, lines)
     sources = [line.texts[0][2] for line in lines]
-    indices = moderate(sources, SAMPLES) if lines else list(range(SAMPLES))
+    indices = medium_line_indices(sources, SAMPLES) if lines else list(range(SAMPLES))
     report.samples = _samples(report, lines, indices)
     if texts:
         tagged = [(data.valid_parts[0].tag, text) for text in texts]
@@ -260,7 +260,7 @@ def _samples(report: Report, lines: list[Sample], indices: list[int]) -> list[Sa
     """Return the lines with these indices, each with its translations at different steps."""
     files = _translations(report.run)
     steps = sorted(step for name in files if (step := layout.step_of(Path(name))) is not None)
-    chosen = {layout.step_name(step) for step in spaced(steps, MAX_TRANSLATIONS)}
+    chosen = {layout.step_name(step) for step in evenly_spaced(steps, MAX_TRANSLATIONS)}
     names = sorted(files & {*chosen, report.history.best_step_name})
     translations: dict[str, dict[int, str]] = {}  # title -> index of the line -> text
     for name in (*names, *(files & {layout.AVERAGE})):

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtrain.config.schema import TrainConfig
-from mtrain.corpus.lines import listed
+from mtrain.corpus.lines import join_names
 from mtrain.runs import layout, manifest
 from mtrain.runs.history import BEST
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
@@ -231,7 +231,7 @@ def _lack_of_checkpoints(path: Path) -> str:
         return NO_CHECKPOINT
     runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
     if runs:
-        return f"is no run itself, but holds runs; name one: {listed(map(str, runs))}"
+        return f"is no run itself, but holds runs; name one: {join_names(map(str, runs))}"
     return "neither a run directory nor a checkpoint directory; name one that mtrain train made"
 
 

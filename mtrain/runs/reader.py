@@ -16,7 +16,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
-from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, read_lines
+from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, strip_line_ends
 from mtrain.runs import layout, records
 from mtrain.runs.history import BEST, History
 from mtrain.runs.manifest import MissingError
@@ -124,7 +124,7 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
     data = records.read_bytes(path, MAX_TEXT_BYTES)
     if data is None:
         raise MissingError(f"{path}: missing")
-    for number, line in enumerate(read_lines(bounded_lines(io.BytesIO(data))), 1):
+    for number, line in enumerate(strip_line_ends(bounded_lines(io.BytesIO(data))), 1):
         if len(line) > MAX_LINE_LENGTH or number > MAX_LINES:
             raise UserError(
                 f"{path}:{number}: longer than {MAX_LINE_LENGTH:,} bytes, or more lines than any "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
 from tqdm import tqdm
 
-from mtrain.corpus.lines import listed
+from mtrain.corpus.lines import join_names
 from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
@@ -213,7 +213,7 @@ class MetricsFile:
         """
         records, broken = self.parse()
         if broken:
-            numbers = listed(map(str, broken))
+            numbers = join_names(map(str, broken))
             logger.warning("%s: damaged lines were removed: %s", self.path, numbers)
         kept = [
             record

@@ -117,10 +117,10 @@ def _publish(outputs: list[_Output], *, is_new: bool) -> None:
         with suppress(PermissionError):  # the directory may be writable, but not readable
             files.sync(output.target.parent)
         if is_on_terminal():
-            logger.info("wrote %s (%s)", output.path, size_of(output.target))
+            logger.info("wrote %s (%s)", output.path, describe_size(output.target))
 
 
-def size_of(path: Path) -> str:
+def describe_size(path: Path) -> str:
     """Return the readable size of a file, or of all files in a directory."""
     paths = (path, *path.rglob("*"))
     return format_bytes(sum(item.stat().st_size for item in paths if item.is_file()))

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
 from mtrain.config.schema import dump_config
-from mtrain.corpus.lines import moderate
+from mtrain.corpus.lines import medium_line_indices
 from mtrain.corpus.readers import ScoredText
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
@@ -231,7 +231,7 @@ class Validation:
     def _show_samples(self, name: str) -> None:
         """Log the same few lines of the validation set each time, with their translations."""
         texts = self._translated(name)
-        for index in moderate(texts[0], SAMPLES):
+        for index in medium_line_indices(texts[0], SAMPLES):
             number = str(index + 1)  # shown on the first of three lines
             for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
                 line = cut_to_width(lines[index], MAX_SAMPLE_LENGTH)

@@ -9,14 +9,13 @@ from typing import IO
 from pydantic import TypeAdapter
 
 from mtrain.corpus.lines import (
-    MAX_LINE_LENGTH,
     TOO_LONG,
     chunked,
     decode_lines,
+    is_too_long,
     read_file,
-    read_lines,
     scan_file,
-    size_of,
+    strip_line_ends,
 )
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import TruncatedLines, progress_bar, warn_of_counts
@@ -50,7 +49,7 @@ def translate_stream(
     ranks, loaded = translator.ranks, translator.loaded
     counts: Counter[str] = Counter()
     most = loaded.most_characters(loaded.max_source_length)
-    texts = _shortened(read_lines(source, counts), counts, most)
+    texts = _shortened(strip_line_ends(source, counts), counts, most)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done, cut = 0, TruncatedLines()
@@ -97,7 +96,7 @@ def _with_prefixes(
                 f"--target-prefix: it has {'more' if text is None else 'fewer'} lines than the "
                 f"text (after line {number - 1:,}); they must match line for line"
             )
-        if size_of(prefix) > MAX_LINE_LENGTH:
+        if is_too_long(prefix):
             raise UserError(f"{path}:{number}: {TOO_LONG}; shorten the prefix")
         yield text, prefix
 

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.corpus import phrasebook
-from mtrain.corpus.lines import Reading, moderate, read_file, read_text_file, spaced
+from mtrain.corpus.lines import (
+    Reading,
+    evenly_spaced,
+    medium_line_indices,
+    read_file,
+    read_text_file,
+)
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
 from mtrain.corpus.tables import OTHER_COLUMNS
 from mtrain.runtime.errors import EXIT_FAILED, UserError
@@ -573,9 +579,9 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
 
 
 def test_samples_are_spaced_and_of_middle_length() -> None:
-    assert spaced(list(range(10)), 4) == [0, 3, 6, 9]
-    assert spaced([5, 6], 4) == [5, 6]
+    assert evenly_spaced(list(range(10)), 4) == [0, 3, 6, 9]
+    assert evenly_spaced([5, 6], 4) == [5, 6]
     lines = ["", "x" * 100, "ab", "abc", " ", "abcd", "abcde", "y"]
-    assert moderate(lines, 6) == [2, 3, 5]
-    assert moderate([" ", ""], 6) == []
-    assert moderate(["one"], 6) == [0]
+    assert medium_line_indices(lines, 6) == [2, 3, 5]
+    assert medium_line_indices([" ", ""], 6) == []
+    assert medium_line_indices(["one"], 6) == [0]
