@@ -19,7 +19,7 @@ from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.keys import SCHEMA
-from mtrain.config.languages import NAMES, is_uncut, language_code, tokenizer_for
+from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer_for
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -295,7 +295,7 @@ def render(
         "invalid_utf8": "drop" if drops else "error",
         "max_length": 256,
     }
-    if is_uncut(request.tgt_lang):
+    if is_unspaced(request.tgt_lang):
         data["bleu_tokenize"] = "char"
     languages = f"{request.src_lang} to {request.tgt_lang}"
     config = shlex.quote(str(request.output))

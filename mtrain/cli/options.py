@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from mtrain.cli import completion
-from mtrain.config.languages import doubt
+from mtrain.config.languages import code_error
 from mtrain.runtime.errors import printable
 from mtrain.runtime.files import expand_path
 
@@ -23,7 +23,7 @@ def as_name(text: str) -> str:
 
 def as_language(text: str) -> str:
     """Parse a language code; refuse any other text."""
-    if refused := doubt(text):
+    if refused := code_error(text):
         raise typer.BadParameter(printable(refused))
     return text
 

@@ -27,8 +27,8 @@ TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-meca
 # Languages without spaces between words, except Chinese and Japanese: for BLEU, sacreBLEU can only
 # split them into characters (`char`); for TER it cannot split them.
 UNSPACED = ("bo", "dz", "km", "lo", "my", "shn", "th")
-# Languages for which the tokenizer 13a splits too little.
-UNCUT = ("ja", "ko", *UNSPACED)
+# Languages that the tokenizer 13a does not split into words.
+UNSPLIT_BY_13A = ("ja", "ko", *UNSPACED)
 
 
 def language_code(language: str) -> str:
@@ -44,14 +44,15 @@ def tokenizer_for(language: str | None) -> Tokenizer:
     return TOKENIZERS.get(language_code(language or ""), "13a")
 
 
-def is_uncut(language: str) -> bool:
-    """Whether BLEU would compare whole sentences of a language with its usual tokenizer."""
-    return tokenizer_for(language) == "13a" and language_code(language) in UNCUT
+def is_unspaced(language: str) -> bool:
+    """Whether sacreBLEU has no tokenizer that finds the words of a language."""
+    return language_code(language) in UNSPACED
 
 
-def doubt(language: str) -> str | None:
-    """Return why a text is no language code (such as `de`, `deu` or `de-AT`) and the code that is
-    meant; None if it is one. Three letters are a code, except for well-known mistakes.
+def code_error(language: str) -> str | None:
+    """Return an error for a text that is no language code (such as `de`, `deu` or `de-AT`), with
+    the code that is meant; None for a code. Any three letters are a code, except well-known
+    mistakes.
     """
     code = language_code(language)
     has_form = re.fullmatch("([A-Za-z]{2}|[a-z]{3})([-_][A-Za-z0-9]{1,8})*", language)

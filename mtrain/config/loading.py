@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
-from mtrain.config.languages import doubt
+from mtrain.config.languages import code_error
 from mtrain.config.schema import (
     SECTIONS,
     AugmentConfig,
@@ -174,7 +174,7 @@ def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, section in {"data": data, **data.corpora}.items():
         for side in ("src_lang", "tgt_lang"):
             code = getattr(section, side)
-            if not code or (text := doubt(code)) is None:
+            if not code or (text := code_error(code)) is None:
                 continue
             if code not in targets:
                 logger.warning("%s.%s: %s", key, side, text)

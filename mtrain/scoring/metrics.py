@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from mtrain.config.languages import UNCUT, UNSPACED, tokenizer_for
+from mtrain.config.languages import UNSPACED, UNSPLIT_BY_13A, tokenizer_for
 from mtrain.corpus.writing_systems import fraction_of
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -67,7 +67,7 @@ def choose_tokenizer(
     """
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
-        if tokenize == "13a" and are_uncut(references[0]):
+        if tokenize == "13a" and is_unsplit_by_13a(references[0]):
             advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
             logger.warning(
                 "BLEU's tokenizer 13a finds no words in the script of the references; %sgive "
@@ -78,9 +78,9 @@ def choose_tokenizer(
     return tokenize
 
 
-def are_uncut(lines: list[str]) -> bool:
+def is_unsplit_by_13a(lines: list[str]) -> bool:
     """Whether most letters are of scripts that BLEU's tokenizer 13a does not split into words."""
-    return fraction_of(UNCUT, lines) > MOSTLY
+    return fraction_of(UNSPLIT_BY_13A, lines) > MOSTLY
 
 
 def _warn_of_ter(references: list[list[str]]) -> None:

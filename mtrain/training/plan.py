@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mtrain.config.languages import is_uncut, tokenizer_for
+from mtrain.config.languages import is_unspaced, tokenizer_for
 from mtrain.config.schema import Config, DataConfig, TrainConfig
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
@@ -24,7 +24,7 @@ from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
-from mtrain.scoring.metrics import are_uncut
+from mtrain.scoring.metrics import is_unsplit_by_13a
 from mtrain.training.gradients import Blocks, most_sums
 from mtrain.training.learner import Learner, Machine
 from mtrain.training.schedule import make_schedule
@@ -118,7 +118,7 @@ def tokenizer_warnings(data: DataConfig, references: dict[str, list[str]]) -> It
         language = data.languages(corpus)[1]
         if data.bleu_tokenize is not None or tokenizer_for(language) != "13a":
             continue
-        if is_uncut(language) or are_uncut(references.get(key, [])):
+        if is_unspaced(language) or is_unsplit_by_13a(references.get(key, [])):
             yield (
                 f"{key}: BLEU would compare whole sentences, because its tokenizer for {language}, "
                 "13a, finds no words in them; set data.bleu_tokenize: char, or the right language"
