@@ -50,7 +50,7 @@ def plan(args: argparse.Namespace) -> tuple[Config, dict[str, list[str]]]:
     """
     shared = [*args.set, "train.patience=0"]
     config = load_config(Path(args.config), shared)
-    if len(config.data.valid_parts) > 1:
+    if len(config.data.valid_corpora) > 1:
         raise UserError("data.valid: a list; give one set, which all rows are scored on")
     runs = {BASE: shared}
     for name, change in changes(config.model.num_heads).items():
@@ -93,7 +93,7 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     """Score greedy search and a beam of 4 with the unchanged run's averaged model."""
     average = run_dir / layout.CHECKPOINTS / layout.AVERAGE
     model = average if average.exists() else run_dir
-    [corpus] = config.data.valid_parts
+    [corpus] = config.data.valid_corpora
     valid = read_text(corpus, reading_of(config, keep_blank=True), "")
     tokenize = config.data.tokenizer_of(corpus)
     rows = []

@@ -50,7 +50,7 @@ class Checker:
         self.all_findings: list[Findings] = []  # by corpus, each checked in the forward direction
         self.backward = set[str]()  # names of corpora that are learned from target to source
         for name, entry in self.entries.items():
-            corpus = data.forward(entry)
+            corpus = data.as_forward(entry)
             languages = data.languages(corpus)
             self.all_findings.append(Findings(name, corpus, root, max_examples, languages))
             if corpus is not entry:

@@ -39,7 +39,7 @@ def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     resolved = (f"train.{key}" for key in (*MACHINE_KEYS, *STEP_KEYS))
     free = tuple(f"{key}." for key in (*FREE_KEYS, *resolved))
     before, after = (
-        {config.data.tokenizer_of(part) for part in config.data.valid_parts}
+        {config.data.tokenizer_of(part) for part in config.data.valid_corpora}
         for config in (old, new)
     )
     if before == after:  # one config names it, for the other it is the language's

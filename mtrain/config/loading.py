@@ -170,7 +170,7 @@ def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yield a conflict for each unknown target language, on which BLEU depends, unless
     `data.bleu_tokenize` is set; warn of unknown source languages.
     """
-    targets = {data.tgt_lang, *(data.languages(each)[1] for each in data.scored.values())}
+    targets = {data.tgt_lang, *(data.languages(each)[1] for each in data.scored_corpora.values())}
     for key, section in {"data": data, **data.corpora}.items():
         for side in ("src_lang", "tgt_lang"):
             code = getattr(section, side)

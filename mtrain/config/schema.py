@@ -67,25 +67,31 @@ class DataConfig(Section):
     """processes that tokenize large corpora"""
 
     @property
-    def texts(self) -> list[Corpus]:
+    def available_train(self) -> list[Corpus]:
         """The corpora of `train`, except entries whose synthetic side does not exist yet."""
         return [corpus for corpus in self.train if not corpus.model]
 
     @property
-    def valid_parts(self) -> list[Corpus]:
+    def valid_corpora(self) -> list[Corpus]:
         """The validation corpora as a list, even if there is only one."""
         return self.valid if isinstance(self.valid, list) else [self.valid]
+
+    @property
+    def valid_keys(self) -> list[str]:
+        """The keys of the validation corpora in the config."""
+        if isinstance(self.valid, list):
+            return [f"data.valid.{number}" for number in range(len(self.valid))]
+        return ["data.valid"]
 
     @property
     def corpora(self) -> dict[str, Corpus]:
         """Every corpus by its key in the config."""
         found = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
-        for number, part in enumerate(self.valid_parts):
-            found[f"data.valid.{number}" if isinstance(self.valid, list) else "data.valid"] = part
+        found |= zip(self.valid_keys, self.valid_corpora, strict=True)
         return found | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
 
     @property
-    def scored(self) -> dict[str, Corpus]:
+    def scored_corpora(self) -> dict[str, Corpus]:
         """The validation and test corpora by their keys."""
         corpora = self.corpora.items()
         return {key: each for key, each in corpora if not key.startswith("data.train.")}
@@ -95,7 +101,7 @@ class DataConfig(Section):
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
 
-    def forward(self, corpus: Corpus) -> Corpus:
+    def as_forward(self, corpus: Corpus) -> Corpus:
         """Return a corpus, with its sides exchanged if it is learned from target to source."""
         back = (self.tgt_lang, self.src_lang)
         is_backward = self.src_lang != self.tgt_lang and self.languages(corpus) == back
@@ -108,7 +114,7 @@ class DataConfig(Section):
     @property
     def tokenizers(self) -> list[str]:
         """Tokenizers of the scored corpora."""
-        return list(dict.fromkeys(map(self.tokenizer_of, self.scored.values())))
+        return list(dict.fromkeys(map(self.tokenizer_of, self.scored_corpora.values())))
 
     @property
     def directions(self) -> list[tuple[str, str]]:

@@ -39,12 +39,13 @@ def find_mix_ups(
     """Read the training corpora `texts` once, `pairs` pairs in all. Yield a message for each mix-up
     of a corpus or a scored set, and whether the config allows it.
     """
+    corpora = {key: data.as_forward(corpus) for key, corpus in texts.items()}
     scored_pairs = {key: _pairs_of(data, scored) for key, scored in sets.items()}
     sources = {src for pairs_of_set in scored_pairs.values() for src, _ in pairs_of_set}
     in_training, step = set[Pair](), max(1, pairs // SAMPLE)
 
     def sample() -> Iterator[tuple[str, TextRow]]:
-        for key, corpus in zip(texts, map(data.forward, texts.values()), strict=True):
+        for key, corpus in corpora.items():
             for is_nth, row in skim(corpus, reading, step, sources):
                 src, tgt = row[1].strip(), row[2].strip()
                 if src in sources:
@@ -53,10 +54,10 @@ def find_mix_ups(
                     yield key, row
 
     rows = thin_rows(sample())
-    for key, corpus in texts.items():
+    for key, corpus in corpora.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
-        if text := swap_message(data.languages(data.forward(corpus)), srcs, tgts):
+        if text := swap_message(data.languages(corpus), srcs, tgts):
             yield f"{key}: {text}", data.allow_swapped
         for text in repetition_messages(srcs, tgts):
             yield f"{key}: {text}", True
@@ -127,10 +128,10 @@ def overlap_message(same: int, pairs: int) -> str:
 
 
 def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
-    """Return the pairs of a set without blank sides, in the direction of `DataConfig.forward`."""
+    """Return the pairs of a set without blank sides, as `DataConfig.as_forward` turns them."""
     corpus, text = scored
     sources, targets = text.sources, text.references
-    if data.forward(corpus) is not corpus:
+    if data.as_forward(corpus) is not corpus:
         sources, targets = targets, sources
     pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(sources, targets, strict=True))
     return [(src, tgt) for src, tgt in pairs if src and tgt]

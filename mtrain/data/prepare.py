@@ -102,7 +102,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
     return [
         corpus.weight * min(MAX_REPETITION, (max(1, size) / largest) ** power)
-        for corpus, size in zip(config.data.texts, sizes, strict=True)
+        for corpus, size in zip(config.data.available_train, sizes, strict=True)
     ]
 
 
@@ -110,7 +110,7 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
     """Write the vocabulary of a config to its run directory for `mtrain train`; return its path."""
     run, config = RunDirectory(Path(config.run_dir)), resolve(config)
     run.refuse_foreign_directory(config_file)
-    if len(config.data.texts) < len(config.data.train):
+    if len(config.data.available_train) < len(config.data.train):
         raise RefusedError("data.train: synthetic text is missing; run mtrain data build")
     with run.hold():
         if run.tokenizer.exists():
@@ -139,7 +139,8 @@ class Preparation:
         self._report(store)
         hashes = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
         tests = {name: self.sets[f"data.test.{name}"] for name in self.config.data.test}
-        return Prepared(self.tokenizer, store, _valid_sets(self.sets), tests, hashes)
+        valid = [self.sets[key] for key in self.config.data.valid_keys]
+        return Prepared(self.tokenizer, store, valid, tests, hashes)
 
     @cached_property
     def fingerprints(self) -> dict[str, Any]:
@@ -148,10 +149,10 @@ class Preparation:
         for name in data.tokenizers:
             check_tokenizer(name)
         self.selection.text_checks()  # raises for an unknown script, before text is read
-        valid = [text.sha256 for _, text in _valid_sets(self.sets)]
+        valid = [self.sets[key][1].sha256 for key in data.valid_keys]
         return {
             "train": [scan.sha256 for scan in self.scans],
-            "weights": [corpus.weight for corpus in data.texts],
+            "weights": [corpus.weight for corpus in data.available_train],
             "valid": valid if isinstance(data.valid, list) else valid[0],
             "test": {name: self.sets[f"data.test.{name}"][1].sha256 for name in data.test},
         }
@@ -159,7 +160,7 @@ class Preparation:
     @cached_property
     def scans(self) -> list[Scan]:
         """The scans of the training corpora."""
-        texts = self.config.data.texts
+        texts = self.config.data.available_train
         scans = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
         if texts and not any(scan.pairs for scan in scans):
             raise UserError(f"data.train: no pairs in {join_names(map(describe, texts))}")
@@ -168,7 +169,7 @@ class Preparation:
     @cached_property
     def sets(self) -> dict[str, ScoredText]:
         """The validation and test sets, by their keys in the config."""
-        scored = self.config.data.scored.items()
+        scored = self.config.data.scored_corpora.items()
         return {key: (corpus, self._read_set(key, corpus)) for key, corpus in scored}
 
     def _read_set(self, key: str, corpus: Corpus) -> Text:
@@ -254,7 +255,7 @@ class Preparation:
         settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, options]
         synthetic_sides = [
             corpus.synthetic_side
-            for corpus in config.data.texts
+            for corpus in config.data.available_train
             if isinstance(corpus, SyntheticCorpus)
         ]
         if synthetic_sides:
@@ -277,7 +278,7 @@ class Preparation:
         """Read the sentences of both sides, but no synthetic ones, of training pairs that pass the
         filters of text and are not far too long.
         """
-        for number, corpus in enumerate(self.config.data.texts):
+        for number, corpus in enumerate(self.config.data.available_train):
             pairs, sides = self._read_once(number, Counter()), [0, 1]
             if isinstance(corpus, SyntheticCorpus):
                 is_source_synthetic = (corpus.synthetic_side == "src") != corpus.swap
@@ -292,7 +293,7 @@ class Preparation:
         """Read a training corpus; raises `UserError` at its end if it differs from its scan: its
         results would be cached under the hash of another text.
         """
-        corpus, reading = self.config.data.texts[number], reading_of(self.config)
+        corpus, reading = self.config.data.available_train[number], reading_of(self.config)
         reading.counts = counts
         yield from readers.read_pairs(corpus, reading)
         can_change = not isinstance(corpus, GeneratedCorpus)
@@ -329,7 +330,7 @@ class Preparation:
 
     def _write_shard(self, number: int, directory: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
-        corpus = self.config.data.texts[number]
+        corpus = self.config.data.available_train[number]
         name = Path(describe(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
             write_shard(
@@ -352,7 +353,7 @@ class Preparation:
         read = sum(scan.pairs for scan in self.scans)
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
         if any(part.weight != 1 for part in store.parts):
-            for corpus, part in zip(self.config.data.texts, store.parts, strict=True):
+            for corpus, part in zip(self.config.data.available_train, store.parts, strict=True):
                 size = f"{part.stop - part.start:,}"
                 logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
         for reason, count in store.counts.items():
@@ -388,11 +389,6 @@ def refuse_worthless_text(preparation: Preparation) -> None:
             refused.append(message)
     if refused:
         raise RefusedError(*refused)
-
-
-def _valid_sets(sets: dict[str, ScoredText]) -> list[ScoredText]:
-    """Return the validation sets in the order of `data.valid`."""
-    return [scored for key, scored in sets.items() if key.startswith("data.valid")]
 
 
 def _open_tokenizer(path: Path) -> Tokenizer:

@@ -51,7 +51,7 @@ def export(
     if to == "argos" and directory.suffix != argos_format.SUFFIX:
         raise RefusedError(f"--output {directory}: give a name that ends in {argos_format.SUFFIX}")
     lines = _read_sample(loaded.config, sample)
-    loaded = loaded.tagged(loaded.config.data.valid_parts[0].tag)
+    loaded = loaded.tagged(loaded.config.data.valid_corpora[0].tag)
 
     def fill(temporary: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # check the layout before rounding
@@ -76,7 +76,7 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
     """Read lines of the sample file, or else of the first validation corpus, that are not blank;
     return them by line number.
     """
-    valid = config.data.valid_parts[0]
+    valid = config.data.valid_corpora[0]
     name = describe(valid) if sample is None else str(sample)
     if sample is None and isinstance(valid, HubCorpus):
         raise UserError(

@@ -163,7 +163,7 @@ def gather(run_dir: Path, texts: list[str]) -> Report:
     indices = medium_line_indices(sources, SAMPLES) if lines else list(range(SAMPLES))
     report.samples = _samples(report, lines, indices)
     if texts:
-        tagged = [(data.valid_parts[0].tag, text) for text in texts]
+        tagged = [(data.valid_corpora[0].tag, text) for text in texts]
     else:
         tagged = [(lines[i].tag, sources[i]) for i in indices[:ATTENDED] if lines]
     _add_attention(report, tagged)
@@ -210,9 +210,9 @@ def _valid_lines(report: Report) -> list[Sample]:
     """Read the validation text, in the order of its translations; if it is missing, or not the
     run's, add a note and return no lines.
     """
-    lines, data, keys = list[Sample](), report.config.data, report.run.valid_keys
+    lines, data = list[Sample](), report.config.data
     with report.note_failure("samples", "Sources and references are not shown"):
-        for key, corpus in zip(keys, data.valid_parts, strict=True):
+        for key, corpus in zip(data.valid_keys, data.valid_corpora, strict=True):
             _, text = sets.read_set(report.run, key)
             suffix, (src_lang, tgt_lang) = key.removeprefix("data.valid"), data.languages(corpus)
             pairs = zip(text.sources, text.references, strict=True)
@@ -276,7 +276,7 @@ def _samples(report: Report, lines: list[Sample], indices: list[int]) -> list[Sa
     data, samples = report.config.data, []
     for i in indices:
         line = lines[i] if lines else Sample(i + 1, [])
-        tgt_lang = line.texts[1][1] if lines else data.languages(data.valid_parts[0])[1]
+        tgt_lang = line.texts[1][1] if lines else data.languages(data.valid_corpora[0])[1]
         texts = [(title, tgt_lang, by_i[i]) for title, by_i in translations.items() if i in by_i]
         if texts:
             samples.append(replace(line, texts=line.texts + texts))

@@ -87,13 +87,6 @@ class Run:
         hashes |= {f"data.train.{n}": sha256 for n, sha256 in enumerate(provenance.train)}
         return hashes | {f"data.test.{name}": sha256 for name, sha256 in provenance.test.items()}
 
-    @property
-    def valid_keys(self) -> list[str]:
-        """Keys of the validation corpora; a checkpoint has one file of translations of them all, in
-        this order.
-        """
-        return [key for key in self.corpora if key.startswith("data.valid")]
-
 
 def read_run(path: Path) -> Run:
     """Read the small files of a run directory."""

@@ -309,7 +309,9 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     if run.history is None:
         return
     entries = [*run.history.entries, *filter(None, [run.history.average])]
-    sets = [(entry["checkpoint"], run.valid_keys) for entry in entries]
+    # each validation has one file of translations of all its corpora
+    valid_keys = run.config.data.valid_keys if run.config else []
+    sets = [(entry["checkpoint"], valid_keys) for entry in entries]
     sets += [(f"test-{name}", [f"data.test.{name}"]) for name in run.history.tests]
     for name, keys in sets:
         what = _name(run, layout.translations(run.path, name))

@@ -91,7 +91,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
     """
     run = RunDirectory(Path(config.run_dir))
     with joined() as ranks, ExitStack() as stack:
-        if len(config.data.texts) < len(config.data.train):
+        if len(config.data.available_train) < len(config.data.train):
             ranks.on_rank_0(partial(run.refuse_foreign_directory, config_file))
             ranks.on_rank_0(lambda: stack.enter_context(run.hold()))
             ranks.on_rank_0(partial(run.check_settings, config, ranks.size))

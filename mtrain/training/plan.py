@@ -114,7 +114,7 @@ def tokenizer_warnings(data: DataConfig, references: dict[str, list[str]]) -> It
     """Yield warnings of scored sets whose sentences BLEU would not split into words, judged by
     their languages and, if `references` has their keys, by their text.
     """
-    for key, corpus in data.scored.items():
+    for key, corpus in data.scored_corpora.items():
         language = data.languages(corpus)[1]
         if data.bleu_tokenize is not None or tokenizer_for(language) != "13a":
             continue

@@ -165,7 +165,7 @@ def without_missing_text(config: Config, stop: Stop, *, timed: bool) -> Config:
             "data.train.%d: left out, as its synthetic text does not exist yet: %s", number, text
         )
     resolved = synthetic.resolve(config, skip=missing)
-    if not resolved.data.texts:
+    if not resolved.data.available_train:
         raise UserError("data.train: no text exists yet; make it with `mtrain data build`")
     return resolved
 

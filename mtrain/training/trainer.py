@@ -139,7 +139,7 @@ class Trainer:
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
-            keys, prepared = self.config.data.scored, self.prepared
+            keys, prepared = self.config.data.scored_corpora, self.prepared
             texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
             references = {key: text.references for key, (_, text) in texts}
             sets = {key: len(lines) for key, lines in references.items()}

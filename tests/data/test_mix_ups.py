@@ -190,7 +190,7 @@ def test_a_corpus_is_skimmed_for_some_rows_and_those_that_are_wanted(
     config: Config, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(lines, "_BLOCK", 400)
-    corpus = config.data.texts[0]
+    corpus = config.data.available_train[0]
     if kind:
         for side in (corpus.src, corpus.tgt):
             with gzip.open(side + kind, "wb") as packed:
