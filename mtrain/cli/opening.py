@@ -76,16 +76,16 @@ def open_translator(
     """Load models on every rank of the job; `decode` overrides their search settings. Raises
     `RefusedError` for options that do not go together.
     """
-    from mtrain.runtime.distributed import joined
+    from mtrain.runtime.distributed import connected_ranks
     from mtrain.translation.loading import load_on_ranks
     from mtrain.translation.translator import Translator
 
-    with joined() as ranks:
+    with connected_ranks() as ranks:
         ranks.check_same(ascii(sys.argv[1:]), "commands")
         loaded = load_on_ranks(models, ranks, device=device, precision=precision, **decode)
         given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
         if refused := _mismatch(given, loaded.decode):
-            raise ranks.as_one(RefusedError(f"--{refused}"))
+            raise ranks.mark_shared(RefusedError(f"--{refused}"))
         samples = n_best or 1
         yield Translator(loaded, ranks, seed=seed, samples=samples, mbr=mbr, in_processes=True)
 

@@ -60,7 +60,7 @@ class Ranks:
         """Whether this is rank 0, which writes and logs."""
         return self.rank == 0
 
-    def share(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
+    def from_rank_0(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
         """Call `find` on rank 0 and broadcast its result; all ranks raise its exception."""
         if self.size == 1:
             return find()
@@ -106,7 +106,7 @@ class Ranks:
             is_urgent, maximum, negated_minimum = values.tolist()
             if maximum != -negated_minimum:
                 text = "the processes of the job planned different steps: this is a fault of mtrain"
-                raise self.as_one(
+                raise self.mark_shared(
                     UserError(f"{text}, or of a machine; the last checkpoint is good")
                 )
             if not is_urgent:
@@ -123,9 +123,9 @@ class Ranks:
         """Refuse to go on if `value`, which `what` names in the message, differs between ranks."""
         if len(set(self.gather(lambda: value, TEXT))) > 1:
             text = f"the processes of this job got different {what}; to run separate commands, "
-            raise self.as_one(RefusedError(f"{text}start each without torchrun"))
+            raise self.mark_shared(RefusedError(f"{text}start each without torchrun"))
 
-    def as_one(self, error: UserError) -> UserError:
+    def mark_shared(self, error: UserError) -> UserError:
         """Mark an error that every rank raises at the same point: only rank 0 shows it."""
         error.is_shared, error.is_silent = True, not self.is_rank_0
         return error
@@ -200,10 +200,10 @@ class Ranks:
         if failure := json.loads(head):
             text, code, host = failure
             if code not in (UserError.exit_code, RefusedError.exit_code):
-                raise self.as_one(StoppedError(text, code))
+                raise self.mark_shared(StoppedError(text, code))
             text = text if rank == 0 else f"rank {rank} on {host}: {text}"
             kind = RefusedError if code == RefusedError.exit_code else UserError
-            raise self.as_one(kind(*text.split("\n")))
+            raise self.mark_shared(kind(*text.split("\n")))
         return body
 
 
@@ -238,7 +238,7 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, bytes]:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def connected_ranks() -> Iterator[Ranks]:
     """Connect to the other processes of the job, if it has any; at the end, wait for them and
     disconnect. Raises `UserError`.
     """

@@ -32,7 +32,7 @@ from mtrain.runs.records import STATUS, Launch, State, Status
 from mtrain.runs.synthetic import resolve
 from mtrain.runs.tensorboard import board_of
 from mtrain.runtime.device import out_of_memory_as
-from mtrain.runtime.distributed import BYTES, DisconnectedError, Ranks, joined
+from mtrain.runtime.distributed import BYTES, DisconnectedError, Ranks, connected_ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -66,7 +66,7 @@ def train(
     saved, `UserError` on failure. `config_file` is the user's own file of this config, `metric`
     that of `train.metric: command`.
     """
-    with joined() as ranks:
+    with connected_ranks() as ranks:
         Job(config, stop, ranks, config_file, metric).train()
 
 
@@ -79,7 +79,7 @@ def dry_run(
     """Load everything and log what training would do; only the cache of tokenized text is written.
     Return the forecast as figures on rank 0.
     """
-    with joined() as ranks:
+    with connected_ranks() as ranks:
         job = Job(config, stop, ranks, config_file, metric)
         job.check_start()
         return ranks.on_rank_0(job.dry_run)
@@ -90,7 +90,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
     the cache.
     """
     run = RunDirectory(Path(config.run_dir))
-    with joined() as ranks, ExitStack() as stack:
+    with connected_ranks() as ranks, ExitStack() as stack:
         if len(config.data.available_train) < len(config.data.train):
             ranks.on_rank_0(partial(run.refuse_foreign_directory, config_file))
             ranks.on_rank_0(lambda: stack.enter_context(run.hold()))
@@ -202,11 +202,11 @@ class Job:
         """
         self.ranks.on_rank_0(self._check_restart)
         self.ranks.check_same(dump_config(self.config), "settings")
-        self.step_batches = self.ranks.share(self._find_step_batches, NUMBER)
+        self.step_batches = self.ranks.from_rank_0(self._find_step_batches, NUMBER)
         _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
         self.ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(self.config, self.command, self.config_file):
-            raise self.ranks.as_one(RefusedError(refused))
+            raise self.ranks.mark_shared(RefusedError(refused))
 
     def _record_refusal(self, error: RefusedError) -> None:
         """Record a refusal made before locking, if the directory has a run that no process uses."""
@@ -278,7 +278,7 @@ class Job:
             self.run.check_data(preparation.prepared.fingerprints)
             return preparation.tokenizer.proto
 
-        vocabulary = ranks.share(prepare_vocabulary, BYTES)
+        vocabulary = ranks.from_rank_0(prepare_vocabulary, BYTES)
         if not ranks.is_rank_0:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.on_all_ranks(lambda: preparation.prepared)
@@ -365,4 +365,4 @@ def _check_machines(config: Config, ranks: Ranks, blocks: Blocks) -> None:
                 f"train.{setting}: resolves to {machines[0][setting]} on rank 0 and to "
                 f"{machine[setting]} on rank {rank}; set it to a value that all ranks support"
             )
-            raise ranks.as_one(RefusedError(text))
+            raise ranks.mark_shared(RefusedError(text))

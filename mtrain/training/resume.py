@@ -116,7 +116,7 @@ class Checkpoints:
         without checkpoints starts at step 0, from `train.init_from` if it is set. An epoch has
         `pools` pools.
         """
-        loop = self.ranks.share(partial(self._load, pools), LOOP)
+        loop = self.ranks.from_rank_0(partial(self._load, pools), LOOP)
         tensors = list(self.optimizer.weights.values())
         if self.average is not None:
             tensors += self.average.values.values()

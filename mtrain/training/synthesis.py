@@ -84,7 +84,8 @@ def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> d
     records = {}
     for number, entry in enumerate(config.data.train):
         if entry.model:
-            record = ranks.share(partial(_find, config, run, number, stop), SYNTHETIC_OR_NONE)
+            find = partial(_find, config, run, number, stop)
+            record = ranks.from_rank_0(find, SYNTHETIC_OR_NONE)
             record = record or Synthesizer(config, number, stop, ranks).make(run)
             records[f"data.train.{number}"] = asdict(record)
     return records
@@ -202,7 +203,7 @@ class Synthesizer:
     def _choose_models(self) -> tuple[list[Path], list[str]]:
         """Return the paths and hashes of the models, which must be the same on all ranks."""
         # rank 0 alone chooses: the best checkpoint of a run in training may change
-        models = self.ranks.share(self._resolve, PATHS)
+        models = self.ranks.from_rank_0(self._resolve, PATHS)
         hashes = _hashes_of(models)
         self.ranks.check_same(json.dumps(hashes), f"models of {self.key}")
         return models, hashes
@@ -273,7 +274,8 @@ class Synthesizer:
                 if time.monotonic() - logged_at > PAUSE:
                     logged_at = time.monotonic()
                     logger.info("%s: %s of %s lines", self.key, f"{len(scores):,}", f"{lines:,}")
-        return self.ranks.share(partial(self._seal, run, np.array(scores), counts), SYNTHETIC)
+        seal = partial(self._seal, run, np.array(scores), counts)
+        return self.ranks.from_rank_0(seal, SYNTHETIC)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate with their references, except for blank lines."""

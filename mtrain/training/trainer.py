@@ -236,7 +236,7 @@ class Trainer:
         if is_saved:
             self._save()
         if self.request:
-            raise self.ranks.as_one(stopped(*self.request))
+            raise self.ranks.mark_shared(stopped(*self.request))
         self._validate_if_due()
 
     def _check_finite(self) -> None:
@@ -251,7 +251,7 @@ class Trainer:
     def _not_finite(self, text: str) -> UserError:
         text = f"step {self.progress.step} (up to {self.progress}): {text}"
         text += "; the last checkpoint is good" if layout.steps(self.run_dir.checkpoints) else ""
-        return self.ranks.as_one(UserError(text))
+        return self.ranks.mark_shared(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""

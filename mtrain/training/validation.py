@@ -56,7 +56,7 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
-        self.history = self.ranks.share(partial(self._cut, step), BEST)
+        self.history = self.ranks.from_rank_0(partial(self._cut, step), BEST)
 
     def _cut(self, step: int) -> History:
         self.load_history(step)
@@ -164,12 +164,12 @@ class Validation:
         if self.metric is not None:
             rows = zip(text.sources, hypotheses, text.references, strict=True)
             run = partial(self.metric.score, rows, self.stop.check)
-            entry["command"] = self.ranks.share(run, NUMBER)
+            entry["command"] = self.ranks.from_rank_0(run, NUMBER)
         return hypotheses, entry
 
     def finish(self, step: int) -> None:
         """Average and test a run whose last step is `step`."""
-        names = self.ranks.share(partial(self._average, step), NAMES)
+        names = self.ranks.from_rank_0(partial(self._average, step), NAMES)
         if names:
             model = self._load(layout.AVERAGE)
             entry = self.evaluate(model, self.prepared.valid, layout.AVERAGE, step, "average/")
@@ -177,7 +177,7 @@ class Validation:
             self.history.average = average
             self.write_history()
             logger.info("average of %d checkpoints  %s", len(names), summary(entry))
-        self.history = self.ranks.share(self._mark_lost, BEST)
+        self.history = self.ranks.from_rank_0(self._mark_lost, BEST)
         if best := self.history.best:
             load_best = cache(partial(self._load, best["checkpoint"]))
             for name, part in self.prepared.tests.items():
@@ -292,7 +292,8 @@ class Validation:
         machines may not see the file yet.
         """
         path = self.run.checkpoints / name
-        data = self.ranks.share(lambda: save(checkpoint.load_or_name_intact(path).weights), BYTES)
+        read = partial(checkpoint.load_or_name_intact, path)
+        data = self.ranks.from_rank_0(lambda: save(read().weights), BYTES)
         proto = self.prepared.tokenizer.proto
         return unpack(
             Snapshot(load(data), dump_config(self.config), proto),

@@ -192,7 +192,7 @@ def load_on_ranks(
     copies of several machines differ.
     """
     # rank 0 alone chooses: the best checkpoint of a run in training may change
-    chosen = ranks.share(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
+    chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
 
     def load_here() -> LoadedModel:
         threads = available_threads() // ranks.local_size

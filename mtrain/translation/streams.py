@@ -54,7 +54,7 @@ def translate_stream(
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done, cut = 0, TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
-        while rows := ranks.share(lambda: next(windows, []), WINDOW):
+        while rows := ranks.from_rank_0(lambda: next(windows, []), WINDOW):
             some, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
             results, places = translator.translate(
                 some,

@@ -31,7 +31,7 @@ from mtrain.runs import layout
 from mtrain.runs.history import BEST, History
 from mtrain.runtime import distributed
 from mtrain.runtime.device import has_fast_bf16
-from mtrain.runtime.distributed import BYTES, TEXT, Ranks, find_ranks, joined
+from mtrain.runtime.distributed import BYTES, TEXT, Ranks, connected_ranks, find_ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -130,7 +130,7 @@ def test_any_number_of_ranks_trains_the_same_weights(
 def add_up(output: Path) -> None:
     """Add numbers over ranks for several sizes of a step, and write what this rank gets."""
     found = []
-    with joined() as ranks:
+    with connected_ranks() as ranks:
         for count in range(1, 12):
             blocks = Blocks(count, ranks.size)
             values = np.random.default_rng(count).normal(size=(count, 3)).astype(np.float32)
@@ -559,7 +559,7 @@ def test_torchrun_does_not_start_again_what_ended_by_itself(
 
 def wait_in_vain(output: Path) -> None:
     distributed.START_TIMEOUT = timedelta(seconds=2)
-    with pytest.raises(UserError) as caught, joined():
+    with pytest.raises(UserError) as caught, connected_ranks():
         pass
     output.write_text(str(caught.value))
 
@@ -598,11 +598,13 @@ def raise_all_kinds(output: Path) -> None:
     def failing(error: Exception) -> str:
         raise error
 
-    with joined() as ranks:
-        gather, share = (partial(meet, form=TEXT) for meet in (ranks.gather, ranks.share))
-        meetings = (gather, share, ranks.on_all_ranks, ranks.on_rank_0)
+    with connected_ranks() as ranks:
+        gather, from_rank_0 = (
+            partial(meet, form=TEXT) for meet in (ranks.gather, ranks.from_rank_0)
+        )
+        meetings = (gather, from_rank_0, ranks.on_all_ranks, ranks.on_rank_0)
         for error, origin, meet in product(ERRORS, (0, 1), meetings):
-            is_mine = ranks.rank == origin or meet in (share, ranks.on_rank_0)
+            is_mine = ranks.rank == origin or meet in (from_rank_0, ranks.on_rank_0)
             try:
                 meet(partial(failing, error) if is_mine else str)
             except UserError as caught:
@@ -610,7 +612,7 @@ def raise_all_kinds(output: Path) -> None:
                 found.append([kind, str(caught), caught.exit_code, told])
         found.append(ranks.agree(None))
         found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
-        found.append(ranks.share(lambda: b"a\nb\xff" * 100_000, BYTES).count(b"\n"))
+        found.append(ranks.from_rank_0(lambda: b"a\nb\xff" * 100_000, BYTES).count(b"\n"))
         found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", TEXT))
         history = History.begin("nll")
         history.entries = [{**ENTRY, "step": ranks.rank}]
