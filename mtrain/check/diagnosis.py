@@ -144,9 +144,9 @@ def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.in
 
 def _fit(tokenizer: Tokenizer, lines: list[list[int]], words: int) -> Fit:
     """Return how a vocabulary splits lines with this number of words."""
-    counts, pieces = Counter(chain.from_iterable(lines)), tokenizer.pieces
+    counts, processor = Counter(chain.from_iterable(lines)), tokenizer.processor
     tokens = max(1, counts.total())
-    byte_tokens = sum(count for number, count in counts.items() if pieces.is_byte(number))
+    byte_tokens = sum(count for number, count in counts.items() if processor.is_byte(number))
     return {
         "tokens_per_word": round(counts.total() / max(1, words), 4),
         "bytes": round(byte_tokens / tokens, 6),

@@ -40,7 +40,7 @@ class Augmenter:
         self.names, self.ends = list(fractions), np.cumsum(list(fractions.values()))
         symbols = sorted(tokenizer.user_symbols, key=len, reverse=True)
         self.symbols = re.compile(f"({'|'.join(map(re.escape, symbols)) or '(?!)'})")
-        self.symbol_ids = {tokenizer.pieces.piece_to_id(symbol) for symbol in symbols}
+        self.symbol_ids = {tokenizer.processor.piece_to_id(symbol) for symbol in symbols}
 
     def change(self, pairs: IdPairs, rows: NDArray[np.int64], epoch: int) -> IdPairs:
         """Return pairs of ids as an epoch sees them; `rows` are their indices in the store."""

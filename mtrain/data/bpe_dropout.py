@@ -42,7 +42,7 @@ class SubwordSampler:
         self.spelled: list[list[int]] = [[number] for number in range(size)]
         merges: list[tuple[int, int]] = []
         for number, piece in pieces.items():
-            self.scores[number] = tokenizer.pieces.get_score(number)
+            self.scores[number] = tokenizer.processor.get_score(number)
             self.begins_word[number] = piece.startswith("\u2581")
             if all(character in ids for character in piece):
                 self.spelled[number] = [ids[character] for character in piece]

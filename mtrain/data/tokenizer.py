@@ -42,27 +42,27 @@ class Tokenizer:
     """
 
     def __init__(self, proto: bytes, name: str = "tokenizer.model") -> None:
-        self.pieces = sentencepiece.SentencePieceProcessor()
+        self.processor = sentencepiece.SentencePieceProcessor()
         try:
-            self.pieces.load_from_serialized_proto(proto)
-            numbers = list(range(self.pieces.get_piece_size()))
-            known: list[str] = self.pieces.id_to_piece(numbers)
-            unknown: str = self.pieces.decode([self.pieces.unk_id()])
+            self.processor.load_from_serialized_proto(proto)
+            numbers = list(range(self.processor.get_piece_size()))
+            pieces: list[str] = self.processor.id_to_piece(numbers)
+            unknown: str = self.processor.decode([self.processor.unk_id()])
             longest_replacement = _longest_replacement(proto)
         except (RuntimeError, ValueError, LookupError):  # ValueError for pieces that are not UTF-8
             raise UserError(f"{name}: not a SentencePiece model") from None
-        if max(longest_replacement, len(unknown), *map(len, known)) > MAX_PIECE_LENGTH:
+        if max(longest_replacement, len(unknown), *map(len, pieces)) > MAX_PIECE_LENGTH:
             raise UserError(
                 f"{name}: not a model to use: a piece, or the normalization of a character, is "
                 f"longer than {MAX_PIECE_LENGTH:,} characters"
             )
-        self.proto, self.known = proto, known
-        self.longest_piece = max(map(len, known), default=1)
-        self.vocab_size: int = len(known)
-        self.unk_id: int = self.pieces.unk_id()
-        self.pad_id = self._special(self.pieces.pad_id())
-        self.bos_id = self._special(self.pieces.bos_id())
-        self.eos_id = self._special(self.pieces.eos_id())
+        self.proto, self.model_pieces = proto, pieces
+        self.longest_piece = max(map(len, pieces), default=1)
+        self.vocab_size = len(pieces)
+        self.unk_id: int = self.processor.unk_id()
+        self.pad_id = self._special(self.processor.pad_id())
+        self.bos_id = self._special(self.processor.bos_id())
+        self.eos_id = self._special(self.processor.eos_id())
 
     def _special(self, given: int) -> int:
         if given >= 0:
@@ -92,13 +92,13 @@ class Tokenizer:
     @property
     def vocabulary(self) -> str:
         """Pieces and scores, one per line, in the format of SentencePiece's .vocab files."""
-        score = self.pieces.get_score
-        return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self.known))
+        score = self.processor.get_score
+        return "".join(f"{piece}\t{score(i):g}\n" for i, piece in enumerate(self.model_pieces))
 
     @property
     def all_pieces(self) -> list[str]:
         """The piece of each id, all different; special ids that the model lacks get names here."""
-        pieces, taken = self.known.copy(), set(self.known)
+        pieces, taken = self.model_pieces.copy(), set(self.model_pieces)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         for number in range(len(pieces), self.vocab_size):
             name = names[number]
@@ -112,27 +112,27 @@ class Tokenizer:
         """Single characters and the results of merges, by id, without special pieces, bytes and
         user symbols. These have lower ids than the first merge, but the same score of 0.
         """
-        sp = self.pieces
+        pieces, sp = self.model_pieces, self.processor
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
-        numbers = [i for i in range(len(self.known)) if not any(test(i) for test in special)]
+        numbers = [i for i in range(len(pieces)) if not any(test(i) for test in special)]
         first_merge = max((i for i in numbers if sp.get_score(i) == 0), default=0)
-        return {i: self.known[i] for i in numbers if sp.get_score(i) != 0 or i == first_merge}
+        return {i: pieces[i] for i in numbers if sp.get_score(i) != 0 or i == first_merge}
 
     @cached_property
     def user_symbols(self) -> set[str]:
         """User-defined pieces: their text is always encoded to this one piece."""
         messages = (message for number, message in _fields(self.proto) if number == _PIECES)
-        pieces = zip(self.known, messages, strict=True)
+        pieces = zip(self.model_pieces, messages, strict=True)
         return {piece for piece, message in pieces if message.endswith(_USER_DEFINED)}
 
     def tag_ids(self, tag: str | None) -> list[int]:
         """Return the ids to put before a source: the id of the tag, if there is one."""
-        return [] if tag is None else [self.pieces.piece_to_id(tag)]
+        return [] if tag is None else [self.processor.piece_to_id(tag)]
 
     @property
     def is_bpe(self) -> bool:
         """Whether the pieces' scores are ranks of merges rather than log-probabilities."""
-        scores = [self.pieces.get_score(number) for number in self.plain_pieces]
+        scores = [self.processor.get_score(number) for number in self.plain_pieces]
         return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
 
     @property
@@ -145,34 +145,34 @@ class Tokenizer:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, without bos or eos."""
         if len(texts) < 100:  # given a list, SentencePiece starts a thread, which takes over 0.1 ms
-            return [self.pieces.encode(text) for text in texts]
-        ids: list[list[int]] = self.pieces.encode(texts, num_threads=1)
+            return [self.processor.encode(text) for text in texts]
+        ids: list[list[int]] = self.processor.encode(texts, num_threads=1)
         return ids
 
-    def spell(self, other: "Tokenizer") -> list[list[int]]:
+    def map_vocabulary(self, other: "Tokenizer") -> list[list[int]]:
         """Map each id of another vocabulary to ids of this one: the id of the same piece, else the
         ids that its text is encoded to, else `unk`.
         """
         own_ids = {piece: number for number, piece in enumerate(self.all_pieces)}
-        encode, sp = Tokenizer(self.proto + _KEEP_SPACES).pieces.encode, other.pieces
-        spelled: list[list[int]] = []
-        for number, piece in enumerate(other.known):
+        encode, sp = Tokenizer(self.proto + _KEEP_SPACES).processor.encode, other.processor
+        mapped: list[list[int]] = []
+        for number, piece in enumerate(other.model_pieces):
             if piece in own_ids:
-                spelled.append([own_ids[piece]])
+                mapped.append([own_ids[piece]])
             elif sp.is_control(number) or sp.is_byte(number) or sp.is_unused(number):
-                spelled.append([self.unk_id])  # it has no text
+                mapped.append([self.unk_id])  # it has no text
             else:
-                spelled.append(encode(piece) or [self.unk_id])
-        spelled += [[self.unk_id] for _ in range(other.vocab_size - len(spelled))]
+                mapped.append(encode(piece) or [self.unk_id])
+        mapped += [[self.unk_id] for _ in range(other.vocab_size - len(mapped))]
         for name in ("pad_id", "unk_id", "bos_id", "eos_id"):
-            spelled[getattr(other, name)] = [getattr(self, name)]
-        return spelled
+            mapped[getattr(other, name)] = [getattr(self, name)]
+        return mapped
 
     def decode(self, ids: list[list[int]]) -> list[str]:
         """Decode ids to texts, without special ids."""
         special = {self.pad_id, self.bos_id, self.eos_id}
         plain = ([token for token in row if token not in special] for row in ids)
-        return [self.pieces.decode(row) for row in plain]
+        return [self.processor.decode(row) for row in plain]
 
 
 def _longest_replacement(proto: bytes) -> int:
@@ -303,8 +303,8 @@ def convert_stream(
             counts[f"lines longer than {MAX_TEXT_LENGTH:,} characters, cut there"] += 1
         line = shorten_text(text, MAX_TEXT_LENGTH)
         if to_pieces:
-            line = " ".join(tokenizer.pieces.encode(line, out_type=str))
+            line = " ".join(tokenizer.processor.encode(line, out_type=str))
         else:
-            line = tokenizer.pieces.decode_pieces(line.split(" ") if line else [])
+            line = tokenizer.processor.decode_pieces(line.split(" ") if line else [])
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of_counts(counts)

@@ -188,9 +188,9 @@ class Checkpoints:
         with torch.device("meta"):
             shape = replace(self.learner.model.shape, vocab_size=old.vocab_size)
             check_weights(dict(Transformer(shape).named_parameters()), snapshot.weights, directory)
-        spellings = old.spell(new)  # the ids of the old pieces, for each new piece
-        ids = torch.tensor(list(chain.from_iterable(spellings)))
-        starts = torch.tensor(list(accumulate(map(len, spellings[:-1]), initial=0)))
+        old_ids = old.map_vocabulary(new)
+        ids = torch.tensor(list(chain.from_iterable(old_ids)))
+        starts = torch.tensor(list(accumulate(map(len, old_ids[:-1]), initial=0)))
         shared = len({*old.all_pieces} & {*new.all_pieces})
         logger.info(
             "train.init_vocabulary: %s of %s pieces are in both vocabularies, %s begin as means",

@@ -103,7 +103,7 @@ def test_no_text_is_changed(tokenizer: Tokenizer, text: str) -> None:
 def test_symbols_and_what_is_unknown_stay_whole() -> None:
     tokenizer = train_pieces(byte_fallback=False, user_symbols=("<tag>", "__"), vocab_size=90)
     pairs = ids(tokenizer, f"{TEXTS[0]} <tag> 漢 __{TEXTS[1]}")
-    symbols = [tokenizer.unk_id, *map(tokenizer.pieces.piece_to_id, ("<tag>", "__"))]
+    symbols = [tokenizer.unk_id, *map(tokenizer.processor.piece_to_id, ("<tag>", "__"))]
     drawn = SubwordSampler(tokenizer, 0.9, 999).draw(pairs, 1)
     for row in (pairs[0][0], *drawn[0]):
         found = [token for token in row.tolist() if token in symbols]

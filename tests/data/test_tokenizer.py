@@ -60,13 +60,13 @@ def test_normalization_is_done_where_it_is_asked_for() -> None:
 def test_user_symbols_are_known_among_the_pieces(any_tokenizer: Tokenizer) -> None:
     found = train(user_symbols=["<2bb>", ">>b<<"], model_type="unigram")
     assert (found.user_symbols, any_tokenizer.user_symbols) == ({"<2bb>", ">>b<<"}, set())
-    assert found.known[found.tag_ids(">>b<<")[0]] == ">>b<<"
+    assert found.model_pieces[found.tag_ids(">>b<<")[0]] == ">>b<<"
 
 
 def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown() -> None:
     found = train(user_symbols=("<2de>", "@@name@@"), vocab_size=60, byte_fallback=False)
     (ids,) = found.encode(["<2de> bavo @@name@@celu"])
-    assert {"<2de>", "@@name@@"} <= {found.pieces.id_to_piece(i) for i in ids}
+    assert {"<2de>", "@@name@@"} <= {found.processor.id_to_piece(i) for i in ids}
     assert found.decode([ids]) == ["<2de> bavo @@name@@celu"]
     assert found.unk_id in found.encode(["bavo 漢"])[0]
 
@@ -78,7 +78,7 @@ def test_digits_are_split_where_it_is_asked_for(model_type: str) -> None:
         train(304, lines, model_type=model_type, split_digits=each) for each in (False, True)
     )
     assert any(re.search("[0-9]{2}", piece) for piece in joined.plain_pieces.values())
-    pieces = split.pieces.encode("bavo 1984x 7", out_type=str)
+    pieces = split.processor.encode("bavo 1984x 7", out_type=str)
     assert [piece for piece in pieces if re.search("[0-9]", piece)] == [*"19847"]
     assert split.decode(split.encode(["bavo 1984x 7"])) == ["bavo 1984x 7"]
 
@@ -128,7 +128,7 @@ def test_training_again_gives_the_same_bytes(model_type: str) -> None:
 def test_a_vocabulary_spells_the_pieces_of_another(any_tokenizer: Tokenizer) -> None:
     lines = [*LINES, *(f"Kernel {line} drivers" for line in LINES)]
     new = train(320, lines, user_symbols=["<2de>", "@bavo@"])
-    spelled = any_tokenizer.spell(new)
+    spelled = any_tokenizer.map_vocabulary(new)
     own = any_tokenizer.all_pieces
     assert len(spelled) == new.vocab_size
     for piece, ids in zip(new.all_pieces, spelled, strict=True):
@@ -136,9 +136,8 @@ def test_a_vocabulary_spells_the_pieces_of_another(any_tokenizer: Tokenizer) -> 
             assert ids == [own.index(piece)]
         else:
             assert any_tokenizer.unk_id not in ids
-            assert any_tokenizer.pieces.decode([own.index("\u2581"), *ids])[-len(piece) :].replace(
-                " ", "\u2581"
-            ) in (piece, piece[1:])
+            text = any_tokenizer.processor.decode([own.index("\u2581"), *ids])
+            assert text[-len(piece) :].replace(" ", "\u2581") in (piece, piece[1:])
     word = new.all_pieces.index("\u2581Kernel")
     assert spelled[word][0] == any_tokenizer.encode(["Kernel"])[0][0]  # with its space
     assert len(spelled[word]) > 1
@@ -146,13 +145,13 @@ def test_a_vocabulary_spells_the_pieces_of_another(any_tokenizer: Tokenizer) -> 
 
 def test_pieces_without_text_are_spelled_by_their_part() -> None:
     old, new = foreign(pad_id=3, bos_id=-1), train()
-    spelled = old.spell(new)
+    spelled = old.map_vocabulary(new)
     special = ("pad_id", "unk_id", "bos_id", "eos_id")
     for name in special:
         assert spelled[getattr(new, name)] == [getattr(old, name)]
     assert spelled[new.all_pieces.index("<0x0A>")] == [old.unk_id]
     assert max(map(max, spelled)) < old.vocab_size
-    back = new.spell(old)
+    back = new.map_vocabulary(old)
     assert len(back) == old.vocab_size
     assert [back[getattr(old, name)] for name in special] == [
         [getattr(new, name)] for name in special

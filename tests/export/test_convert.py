@@ -194,11 +194,11 @@ def test_how_many_lines_may_differ(
 
 def by_ctranslate2(directory: Path) -> list[str]:
     manifest.verify(directory, "model.bin", "config.json", "tokenizer.model")
-    pieces = Tokenizer.load(directory / "tokenizer.model").pieces
+    processor = Tokenizer.load(directory / "tokenizer.model").processor
     results = ctranslate2.Translator(str(directory), device="cpu").translate_batch(
-        pieces.encode(SOURCES, out_type=str), beam_size=4
+        processor.encode(SOURCES, out_type=str), beam_size=4
     )
-    return [pieces.decode(result.hypotheses[0]) for result in results]
+    return [processor.decode(result.hypotheses[0]) for result in results]
 
 
 def by_transformers(directory: Path) -> list[str]:

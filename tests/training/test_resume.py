@@ -257,7 +257,7 @@ def test_a_run_with_its_own_vocabulary_takes_the_rows_that_it_knows(
     old, new = (Tokenizer.load(run / "tokenizer.model") for run in (first, runs[0]))
     best = json.loads((first / "best.json").read_text())["best"]["checkpoint"]
     before = checkpoint.load(first / "checkpoints" / best).weights["tgt_embedding.weight"]
-    found, spelled = began[0]["tgt_embedding.weight"], old.spell(new)
+    found, spelled = began[0]["tgt_embedding.weight"], old.map_vocabulary(new)
     both = {*old.all_pieces} & {*new.all_pieces}
     assert 260 < len(both) < new.vocab_size == len(found)
     for piece, row, ids in zip(new.all_pieces, found, spelled, strict=True):

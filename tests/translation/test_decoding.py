@@ -147,7 +147,7 @@ def test_pieces_are_of_words(pieces: list[str], words: list[int]) -> None:
 
 @given(text=st.lists(st.text("abcz漢 é\u00a0\u3000", min_size=1), max_size=8).map(" ".join))
 def test_words_are_those_between_white_space(tokenizer: Tokenizer, text: str) -> None:
-    pieces = tokenizer.pieces.encode(text, out_type=str)
+    pieces = tokenizer.processor.encode(text, out_type=str)
     assert max(word_numbers(pieces), default=-1) + 1 == max(len(text.split()), min(1, len(pieces)))
 
 

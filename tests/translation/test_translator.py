@@ -240,9 +240,9 @@ def test_a_generated_newline_becomes_a_space(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model is made to say `bavo`, a newline byte, and to stop."""
-    pieces = translator.loaded.tokenizer.pieces
+    processor = translator.loaded.tokenizer.processor
     (said,) = translator.loaded.tokenizer.encode(["bavo"])
-    script = [*said, pieces.piece_to_id("<0x0A>"), translator.loaded.tokenizer.eos_id]
+    script = [*said, processor.piece_to_id("<0x0A>"), translator.loaded.tokenizer.eos_id]
 
     def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         log_probs = torch.full((len(tokens), translator.loaded.tokenizer.vocab_size), -50.0)
@@ -292,7 +292,7 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     tagged, line = both.tagged("<2aa>"), "zwent yalch quarb"
     (source,), (target,) = tagged.encode_sources([line])[0], tagged.encode_targets(["bavo"])[0]
     table = attention_of(tagged, source, target).cross[0].mean(0)[:-1, 1:-1].sum(0)
-    words = word_numbers([tagged.tokenizer.known[number] for number in source[1:]])
+    words = word_numbers([tagged.tokenizer.model_pieces[number] for number in source[1:]])
     best = np.bincount(words, table).argmax()
     assert align(tagged, [line, ""], ["bavo", "bavo"]) == [f"{best}-0", ""]
     least = with_decode(Translator(tagged), max_source_length=2).loaded
