@@ -59,9 +59,9 @@ class RowError(UserError):
     valid UTF-8 or holds half a surrogate pair, "long" if it is too long, or else "row".
     """
 
-    def __init__(self, place: str, number: int, reason: str, kind: str = "row") -> None:
-        super().__init__(f"{place}: {reason}")
-        self.place, self.number, self.reason, self.kind = place, number, reason, kind
+    def __init__(self, location: str, number: int, reason: str, kind: str = "row") -> None:
+        super().__init__(f"{location}: {reason}")
+        self.location, self.number, self.reason, self.kind = location, number, reason, kind
 
 
 def _refuse(error: RowError) -> NoReturn:
@@ -79,10 +79,10 @@ class Reading:
     check: Callable[[], None] = lambda: None  # called regularly; may raise to stop a long read
     refuse: Callable[[RowError], None] = _refuse  # called with a bad row; skip it by returning
 
-    def drop_long(self, place: str, number: int) -> None:
+    def drop_long(self, location: str, number: int) -> None:
         """Count a line or text longer than `MAX_LINE_LENGTH`, which is dropped, or refuse it."""
         if self.keep_blank:
-            self.refuse(RowError(place, number, f"{TOO_LONG}; cut or remove it", "long"))
+            self.refuse(RowError(location, number, f"{TOO_LONG}; cut or remove it", "long"))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
 

@@ -171,7 +171,7 @@ def test_an_error_from_a_process_is_whole() -> None:
     with pytest.raises(RowError) as caught:
         list(map_tasks(setup, [29], 1, "it died"))
     error = caught.value
-    assert (error.place, error.number, error.reason, error.kind) == (
+    assert (error.location, error.number, error.reason, error.kind) == (
         "file:3",
         3,
         "no text",
