@@ -46,12 +46,12 @@ from mtrain.runtime.log import add_log_file, logger
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.external import OPTION, ExternalMetric
 from mtrain.training.gradients import Blocks
-from mtrain.training.learner import Machine
+from mtrain.training.learner import MachineSettings
 from mtrain.training.resume import Session
 from mtrain.training.synthesis import synthesize, without_missing_text
 from mtrain.training.trainer import Trainer
 
-MACHINE = TypeAdapter(Machine)
+MACHINE_SETTINGS = TypeAdapter(MachineSettings)
 NUMBER = TypeAdapter(int)
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
@@ -353,8 +353,8 @@ def _check_shape(config: Config, directory: Path) -> None:
 
 def _check_machines(config: Config, ranks: Ranks, blocks: Blocks) -> None:
     """Refuse devices that do not exist, and ranks whose settings resolve differently."""
-    machine_of = partial(Machine.of, config, ranks, blocks)
-    machines = [asdict(machine) for machine in ranks.gather(machine_of, MACHINE)]
+    machine_of = partial(MachineSettings.of, config, ranks, blocks)
+    machines = [asdict(machine) for machine in ranks.gather(machine_of, MACHINE_SETTINGS)]
     for rank, machine in enumerate(machines):
         for key, value in machine.items():
             # the number of threads matters only by the threads of one operation

@@ -42,7 +42,7 @@ ROW_TOKENS = 128  # tokens on each side of a packed row
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineSettings:
     """The values that a config's `auto` settings resolve to on this machine."""
 
     device: str
@@ -53,7 +53,7 @@ class Machine:
     packing: bool = False
 
     @classmethod
-    def of(cls, config: Config, ranks: Ranks, blocks: Blocks) -> "Machine":
+    def of(cls, config: Config, ranks: Ranks, blocks: Blocks) -> "MachineSettings":
         """Resolve `auto`; raises `RefusedError` for a device that does not exist."""
         train = config.train
         device = device_of(train.device, ranks)
@@ -97,7 +97,7 @@ class Learner:
         self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks, blocks: Blocks
     ) -> None:
         self.config, self.ids, self.blocks = config, ids, blocks
-        self.machine = Machine.of(config, ranks, blocks)
+        self.machine = MachineSettings.of(config, ranks, blocks)
         self.device = device_of(config.train.device, ranks)
         torch.set_num_threads(self.machine.threads)
         if self.device.type == "cuda":

@@ -26,7 +26,7 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
 from mtrain.training.gradients import Blocks, most_sums
-from mtrain.training.learner import Learner, Machine
+from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.schedule import make_schedule
 
 Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
@@ -137,7 +137,7 @@ def describe_run(
     """Forecast a run without measuring steps. `micro_batches` counts those of all ranks in an
     epoch, `tokens` is their mean number of target tokens.
     """
-    train, machine = config.train, Machine.of(config, ranks, blocks)
+    train, machine = config.train, MachineSettings.of(config, ranks, blocks)
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     checkpoint_bytes = 4 * parameters + vocabulary_bytes
@@ -242,7 +242,7 @@ def forecast(
     if not len(lengths):
         raise UserError("data.train: no pair is left to train on")
     blocks = Blocks(config.train.micro_batches(1))
-    width = Machine.of(config, Ranks(), blocks).row_width(config.data.max_length)
+    width = MachineSettings.of(config, Ranks(), blocks).row_width(config.data.max_length)
     batches = [lengths[rows] for rows in pack_by_tokens(lengths, config.train.max_tokens, width)]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)

@@ -32,7 +32,7 @@ from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.external import ExternalMetric
 from mtrain.training.gradients import Blocks
-from mtrain.training.learner import Learner, Machine
+from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.optimizer import copy_values
 
 # Suffix of a weight's name: its latest value, where the checkpoint's model is a moving average.
@@ -227,7 +227,7 @@ class Checkpoints:
         return None
 
 
-def check_machine(machine: Machine, before: dict[str, Any], config: Config) -> None:
+def check_machine(machine: MachineSettings, before: dict[str, Any], config: Config) -> None:
     """Refuse to resume if a setting resolves to another value than `before`. `precision` and
     `compile` may be changed by setting them in the config; the number of threads may change if that
     of a single operation does not, or on a GPU.
