@@ -141,7 +141,7 @@ def describe_run(
     with torch.device("meta"):
         parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
     checkpoint_bytes = 4 * parameters + vocabulary_bytes
-    disk_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
+    disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
     buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
         buffers = most_sums(blocks.largest, train.max_tokens, machine.workers)
@@ -184,7 +184,7 @@ def describe_run(
     ]
     work = 6.0 * parameters * per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
-    return Forecast(numbers, lines, disk_warning(disk_bytes, Path(config.run_dir)), seconds)
+    return Forecast(numbers, lines, disk_warning(new_bytes, Path(config.run_dir)), seconds)
 
 
 def _epochs(count: float) -> str:
@@ -192,38 +192,34 @@ def _epochs(count: float) -> str:
     return f"{shown} epoch" if shown == "1" else f"{shown} epochs"
 
 
-def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> int:
-    """Return the most bytes that a run keeps at a time."""
-    train = config.train
+def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> tuple[int, int]:
+    """Return the most bytes that a run keeps at a time, and how many of these are not written yet;
+    its synthetic text is.
+    """
+    train, run_dir = config.train, Path(config.run_dir)
     # in addition: the best, the average and the checkpoint being written
     checkpoints = max(train.keep_checkpoints, train.average_last) + 3
     if train.max_steps % train.valid_every:
         checkpoints += 1  # see `History.best_names`
     tensors = 2 if train.ema_decay is None else 3  # two moments, and the latest weights
     states = 3 * 4 * parameters * tensors  # three checkpoints have the trainer's state
-    _, synthetic_bytes = _stored_bytes(Path(config.run_dir))
-    return checkpoint_bytes * checkpoints + states + synthetic_bytes
+    tensor_bytes = checkpoint_bytes * checkpoints + states
+    present = sum(file.lstat().st_size for file in run_dir.rglob("*.safetensors"))
+    synthetic = sum(file.lstat().st_size for file in run_dir.glob(f"{layout.SYNTHETIC}/*/*"))
+    return tensor_bytes + synthetic, tensor_bytes - present
 
 
-def disk_warning(disk_bytes: int, directory: Path) -> str | None:
-    """Return a warning if the disk has no room for the `disk_bytes` of a run in `directory`."""
+def disk_warning(new_bytes: int, directory: Path) -> str | None:
+    """Return a warning if the disk of `directory` has no room for `new_bytes` more."""
     directory = directory.absolute()
-    present = sum(_stored_bytes(directory))
     disk = next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(disk).free
-    if disk_bytes <= free + present:
+    if new_bytes <= free:
         return None
     return (
         f"{disk}: only {format_bytes(free)} are free, too little for the run's checkpoints; "
         "make room, or lower train.keep_checkpoints and train.average_last"
     )
-
-
-def _stored_bytes(run_dir: Path) -> tuple[int, int]:
-    """Return the bytes of a run's tensors, and of its synthetic text."""
-    tensors = sum(file.lstat().st_size for file in run_dir.rglob("*.safetensors"))
-    synthetic = sum(file.lstat().st_size for file in run_dir.glob(f"{layout.SYNTHETIC}/*/*"))
-    return tensors, synthetic
 
 
 def forecast(
