@@ -13,7 +13,7 @@ from mtrain.check.profile import Profile
 from mtrain.check.words import PIECES_PER_WORD
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
-from mtrain.corpus.writing_systems import name_of
+from mtrain.corpus.writing_systems import script_name
 from mtrain.data.filters import is_identical
 from mtrain.data.tokenizer import Tokenizer
 
@@ -129,7 +129,7 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Ma
         odd = ~is_reported & (count >= np.where(is_latin, MIN_FOREIGN_LATIN, MIN_LETTERS))
         odd &= 2 * count > sum(letters.values())
         for index, script in enumerate(foreign):
-            detail = f"({name} mostly {name_of(script)})"
+            detail = f"({name} mostly {script_name(script)})"
             ranks = -count.astype(float)
             chunk.add("script", odd & (main == index), side, ranks=ranks, detail=detail)
         is_foreign |= odd

@@ -13,7 +13,7 @@ from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
-from mtrain.corpus.writing_systems import name_of, scripts_of
+from mtrain.corpus.writing_systems import script_name, scripts_of
 from mtrain.data.mix_ups import repetition_messages, swap_message
 
 BITS = 18  # of the hash tables of words
@@ -186,7 +186,7 @@ class Profile:
                 first.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{fraction:.0%} of "
-                    f"the {('source', 'target')[side]}'s letters are {name_of(main)}"
+                    f"the {('source', 'target')[side]}'s letters are {script_name(main)}"
                     + (": are the sides swapped?" if is_other else ""),
                 )
 

@@ -64,7 +64,7 @@ def scripts_of(language: str) -> set[str]:
     return {script for script, codes in SCRIPTS.items() if code in codes.split()}
 
 
-def fraction_of(languages: Iterable[str], lines: list[str]) -> float:
+def script_fraction(languages: Iterable[str], lines: list[str]) -> float:
     """Return the fraction of letters, in a sample of lines, that belong to the scripts of these
     languages.
     """
@@ -74,11 +74,11 @@ def fraction_of(languages: Iterable[str], lines: list[str]) -> float:
     return sum(letters[script] for script in scripts) / max(1, letters.total())
 
 
-def direction(language: str) -> str:
+def text_direction(language: str) -> str:
     """Return the value of HTML's attribute dir for a language; auto: HTML goes by the text."""
     return "rtl" if scripts_of(language) & {"ARABIC", "HEBREW"} else "auto"
 
 
-def name_of(script: str) -> str:
+def script_name(script: str) -> str:
     """Return the usual name of a script of `SCRIPTS`."""
     return "Han" if script == "CJK" else script.capitalize()

@@ -15,7 +15,7 @@ import regex
 from numpy.typing import NDArray
 
 import mtrain
-from mtrain.corpus.writing_systems import direction
+from mtrain.corpus.writing_systems import text_direction
 from mtrain.runtime.errors import printable
 
 # Kinds of attention and their titles.
@@ -130,7 +130,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(printable=printable, visible=visible, direction=direction)
+    environment.filters.update(printable=printable, visible=visible, direction=text_direction)
     scale = [opacity(level) for level in range(1, LEVELS + 1)]
     environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
     return environment

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from mtrain.config.languages import UNSPACED, UNSPLIT_BY_13A, tokenizer_for
-from mtrain.corpus.writing_systems import fraction_of
+from mtrain.corpus.writing_systems import script_fraction
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.workers import available_threads, map_tasks
@@ -80,12 +80,12 @@ def choose_tokenizer(
 
 def is_unsplit_by_13a(lines: list[str]) -> bool:
     """Whether most letters are of scripts that BLEU's tokenizer 13a does not split into words."""
-    return fraction_of(UNSPLIT_BY_13A, lines) > MOSTLY
+    return script_fraction(UNSPLIT_BY_13A, lines) > MOSTLY
 
 
 def _warn_of_ter(references: list[list[str]]) -> None:
     """Warn if the references have no spaces between words, since TER then finds no words."""
-    if fraction_of(UNSPACED, references[0]) > MOSTLY:
+    if script_fraction(UNSPACED, references[0]) > MOSTLY:
         logger.warning(
             "TER finds no words in the script of the references: one wrong letter makes a whole "
             "phrase wrong; rely on chrF and BLEU"
@@ -270,7 +270,7 @@ def _metric(
 
 def _has_character_ter(tokenize: str, references: list[list[str]]) -> bool:
     """Whether TER compares characters: for Chinese and Japanese."""
-    return tokenize in ("zh", "ja-mecab") or fraction_of(("zh", "ja"), references[0]) > PARTLY
+    return tokenize in ("zh", "ja-mecab") or script_fraction(("zh", "ja"), references[0]) > PARTLY
 
 
 def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:
