@@ -154,21 +154,21 @@ def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -
 def pieces_of(batch: Batch) -> list[Batch]:
     """Cut a micro-batch by rows into equal pieces of at most `PIECE_TOKENS` padded tokens."""
     rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
-    count = min(rows, most_pieces(rows * width))
+    count = min(rows, max_pieces(rows * width))
     bounds = [rows * index // count for index in range(count + 1)]
     return [batch.part(start, stop) for start, stop in pairwise(bounds)]
 
 
-def most_pieces(tokens: int) -> int:
+def max_pieces(tokens: int) -> int:
     """Return the largest number of pieces of a micro-batch of `tokens` padded tokens."""
     return math.ceil(tokens / PIECE_TOKENS)
 
 
-def most_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
+def max_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
     """Return how many `Sums` are in memory at a time: those that wait in the trees of a step and of
     a micro-batch, and one for each thread.
     """
-    pieces = most_pieces(max_tokens)
+    pieces = max_pieces(max_tokens)
     waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
     return min(waiting + threads, micro_batches * pieces)
 

@@ -31,8 +31,8 @@ from mtrain.training.gradients import (
     Seeded,
     Sums,
     Workers,
-    most_pieces,
-    most_sums,
+    max_pieces,
+    max_sums,
 )
 from mtrain.training.graphs import CudaGraphs
 from mtrain.training.loss import consistency_loss, projected_cross_entropy
@@ -61,7 +61,7 @@ class MachineSettings:
         threads = threads_of(config, ranks)
         compiled = False if train.compile == "auto" else train.compile
         # all pieces of a step, not just this rank's: the number of ranks must not change rounding
-        pieces = blocks.micro_batches * most_pieces(train.max_tokens)
+        pieces = blocks.micro_batches * max_pieces(train.max_tokens)
         return cls(
             device=device.type,
             threads=threads,
@@ -144,7 +144,7 @@ class Learner:
                 model = model.drawing_from(generator)
             computes.append(partial(self._compute_piece, model, generator))
         max_tokens, workers = self.config.train.max_tokens, self.machine.workers
-        num_sums = most_sums(self.blocks.largest, max_tokens, workers)
+        num_sums = max_sums(self.blocks.largest, max_tokens, workers)
         return Workers(computes, self.optimizer.sums, num_sums, pool)
 
     def learn(self, batches: Iterable[Seeded], count: int) -> None:

@@ -25,7 +25,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
-from mtrain.training.gradients import Blocks, most_sums
+from mtrain.training.gradients import Blocks, max_sums
 from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.schedule import make_schedule
 
@@ -144,7 +144,7 @@ def describe_run(
     disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
     buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
-        buffers = most_sums(blocks.largest, train.max_tokens, machine.workers)
+        buffers = max_sums(blocks.largest, train.max_tokens, machine.workers)
     # for the sums that another rank sends; for the moving average
     buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
     state = (STATE_BYTES + 4 * buffers) * parameters

@@ -35,7 +35,7 @@ from mtrain.training.gradients import (
     Sums,
     Tree,
     Workers,
-    most_sums,
+    max_sums,
     pieces_of,
 )
 from mtrain.training.resume import Session
@@ -146,7 +146,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
             held -= 1
 
     total = Sums([torch.zeros(8)], 2)
-    number = most_sums(len(sizes), max(sizes) * PIECE_TOKENS, threads)
+    number = max_sums(len(sizes), max(sizes) * PIECE_TOKENS, threads)
     workers = Workers([compute] * threads, total, number, pool_of(threads))
     batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
     seeds = count()
@@ -172,7 +172,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
     [(1, 1024, 8, 1), (1, 4096, 2, 4), (4, 1024, 2, 4), (16, 1024, 2, 6), (12, 8192, 3, 10)],
 )
 def test_few_sums_are_held(micro_batches: int, max_tokens: int, threads: int, number: int) -> None:
-    assert most_sums(micro_batches, max_tokens, threads) == number
+    assert max_sums(micro_batches, max_tokens, threads) == number
 
 
 @given(st.integers(1, 40), st.integers(0, 40))
@@ -206,7 +206,7 @@ def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
         sums.put((torch.full((3,), float(seed)),), torch.ones(2))
 
     total = Sums([torch.zeros(3)], 2)
-    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
+    workers = Workers([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
     workers.sums = workers.sums[:4]  # fewer than the longest wait needs
     workers.sums += [Sums([torch.zeros(3)], 2) for _ in range(3)]
     workers.learn([(batch_of(64 * 32, 32), int)], 1)
@@ -230,7 +230,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
 
     seen: list[type[Exception]] = []
     total = Sums([torch.zeros(3)], 2)
-    workers = Workers([compute] * 2, total, most_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
+    workers = Workers([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
     with pytest.raises(error, match="there is none"):
         workers.learn([(batch_of(64 * 32, 32), int)], 1)
     assert len(computed) < 64
