@@ -229,11 +229,11 @@ def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[byt
     for number, line in enumerate(read_file(path, counts), 1):
         if len(line) > MAX_LINE_LENGTH:
             raise UserError(f"{path}:{number}: {TOO_LONG}; cut or remove the line")
-        size = added_to_set(size, len(line), str(path))
+        size = add_to_set_size(size, len(line), str(path))
         yield line
 
 
-def added_to_set(size: int, line_bytes: int, name: str) -> int:
+def add_to_set_size(size: int, line_bytes: int, name: str) -> int:
     """Return the size of a set with one more line; raises `UserError` if it is too large."""
     size += line_bytes + LINE_OVERHEAD
     if size > MAX_SET_BYTES:
@@ -305,7 +305,7 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
     return lines, digest.digest()
 
 
-def decode(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
+def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
     """Decode line `number` of a corpus file as UTF-8; None if it is invalid and left out."""
     try:
         return line.decode("utf-8")

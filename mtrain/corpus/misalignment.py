@@ -35,7 +35,7 @@ UNRELATED = (
 )
 
 
-class Sides(Protocol):
+class IndexedPairs(Protocol):
     """A corpus with random access to the lengths of its pairs."""
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Sides(Protocol):
         """Whether the sides of each of these pairs are the same."""
 
 
-def misalignment_warnings(corpus: Sides) -> Iterator[str]:
+def misalignment_warnings(corpus: IndexedPairs) -> Iterator[str]:
     """Yield warnings about a corpus; time and memory do not grow with its size."""
     windows = list(windows_of(len(corpus)))
     starts = _unrelated(windows, [corpus.lengths_of(start, stop) for start, stop in windows])

@@ -18,8 +18,8 @@ from mtrain.corpus.lines import (
     MAX_LINE_LENGTH,
     NOT_UTF8,
     Reading,
-    added_to_set,
-    decode,
+    add_to_set_size,
+    decode_line,
     is_blank,
     read_file,
     require_regular,
@@ -158,7 +158,7 @@ def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
     size, pairs = 0, list[Pair]()
     for pair in read_pairs(corpus, reading):
         pair_bytes = sum(len(text.encode("utf-8", "replace")) for text in pair)
-        size = added_to_set(size, pair_bytes, describe(corpus))
+        size = add_to_set_size(size, pair_bytes, describe(corpus))
         pairs.append(pair)
     return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
@@ -208,8 +208,8 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             path = src if len(src_line) > MAX_LINE_LENGTH else tgt
             reading.drop_long(f"{path}:{number}", number)
             continue
-        src_text = decode(src, number, src_line, reading)
-        tgt_text = decode(tgt, number, tgt_line, reading)
+        src_text = decode_line(src, number, src_line, reading)
+        tgt_text = decode_line(tgt, number, tgt_line, reading)
         if src_text is None or tgt_text is None:
             reading.counts[NOT_UTF8] += 1
         else:

@@ -24,7 +24,7 @@ from mtrain.corpus.lines import (
     NOT_UTF8,
     Reading,
     RowError,
-    decode,
+    decode_line,
     is_blank,
     is_too_long,
     join_names,
@@ -129,7 +129,7 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
         if len(line) > MAX_LINE_LENGTH:
             reading.drop_long(f"{path}:{number}", number)
             continue
-        text = decode(path, number, line, reading)
+        text = decode_line(path, number, line, reading)
         if text is None:
             reading.counts[NOT_UTF8] += 1
         else:
