@@ -13,7 +13,7 @@ from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import is_on_terminal, logger, progress_bar, shorten
+from mtrain.runtime.log import first_numbers, is_on_terminal, logger, progress_bar
 from mtrain.runtime.outputs import describe_size, opened
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
@@ -135,4 +135,4 @@ def _show(agreement: Agreement, name: str, kind: str, show: Show) -> None:
         (agreement.decoded, "decodes without unknown pieces or white space at the ends"),
     ):
         if numbers:
-            show(f"  lines that {name} {what}: {len(numbers):,} ({shorten(numbers)})")
+            show(f"  lines that {name} {what}: {len(numbers):,} ({first_numbers(numbers)})")

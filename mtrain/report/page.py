@@ -22,7 +22,7 @@ from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, MetricsFile, duration, read_record
 from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import UserError, as_user_error, printable
-from mtrain.runtime.log import logger, shorten
+from mtrain.runtime.log import first_numbers, logger
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.notes import Note, explain, judge
 from mtrain.translation import loading
@@ -227,7 +227,8 @@ def _charts(report: Report) -> Iterator[Chart]:
     """Yield the charts; note missing or damaged records."""
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
-        report.add_note("curves", f"Skipped lines of metrics.jsonl: no records: {shorten(broken)}")
+        skipped = first_numbers(broken)
+        report.add_note("curves", f"Skipped lines of metrics.jsonl: no records: {skipped}")
     if (time := duration(report.run.provenance, records)) is not None:
         report.facts["Time, including pauses"] = time
     if not records and report.history.entries:

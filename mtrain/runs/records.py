@@ -130,7 +130,7 @@ class Loop:
     machine: dict[str, Count | str | bool | None]
 
 
-class Step(BaseModel):
+class StepRecord(BaseModel):
     """Fields of a record of `metrics.jsonl` that are read by name."""
 
     step: Count
@@ -138,7 +138,7 @@ class Step(BaseModel):
     bleu: Number = Field(0.0, alias="valid/bleu")
 
 
-Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(Step)]
+Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(StepRecord)]
 
 STATUS, PROVENANCE = TypeAdapter(Status), TypeAdapter(Provenance)
 LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)

@@ -17,7 +17,7 @@ from mtrain.runs import layout, manifest, reader, synthetic
 from mtrain.runs.reader import Run
 from mtrain.runs.records import LOOP, MetricsFile, read_record
 from mtrain.runtime.errors import UserError, as_user_error, printable
-from mtrain.runtime.log import shorten
+from mtrain.runtime.log import first_numbers
 
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
 NOTE, UNREACHABLE = "note", "unreachable"  # no failure
@@ -238,14 +238,14 @@ def _metrics(run: Run) -> Iterator[Finding]:
         return
     records, broken = MetricsFile(path).parse()
     if broken:
-        yield Finding(path.name, DAMAGED, f"invalid records: line {shorten(broken)}")
+        yield Finding(path.name, DAMAGED, f"invalid records: line {first_numbers(broken)}")
     steps = [record["step"] for record in records]
     if steps != sorted(steps):
         yield Finding(path.name, CHANGED, "its steps are not in order")
     recorded = {(r["step"], r["valid/bleu"]) for r in records if "valid/bleu" in r}
     differing = [e["step"] for e in entries if (e["step"], e["bleu"]) not in recorded]
     if differing:
-        detail = f"its validation differs from best.json at step {shorten(differing)}"
+        detail = f"its validation differs from best.json at step {first_numbers(differing)}"
         yield Finding(path.name, CHANGED, detail)
     elif not broken:
         yield Finding(path.name, OK, f"{len(records):,} records")

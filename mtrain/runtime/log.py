@@ -140,7 +140,7 @@ def progress_bar(
     )
 
 
-def shorten(numbers: Iterable[int]) -> str:
+def first_numbers(numbers: Iterable[int]) -> str:
     """List the first numbers: `1, 2, 3, ...`."""
     texts = list(map(str, numbers))
     if len(texts) > MAX_LISTED:
@@ -175,5 +175,5 @@ class TruncatedLines:
                 text and f"{text}: ",
                 limit,
                 f"{self.count:,}",
-                shorten(self.first),
+                first_numbers(self.first),
             )
