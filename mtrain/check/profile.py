@@ -12,9 +12,14 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
+from mtrain.corpus.misalignment import (
+    UNRELATED,
+    swapped_fraction,
+    unrelated_windows,
+    windows_of,
+)
 from mtrain.corpus.writing_systems import script_name, scripts_of
-from mtrain.data.mix_ups import repetition_messages, swap_message
+from mtrain.data.mix_ups import MOST_SWAPPED, repetition_messages, swap_message
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of counting words and finding swapped pairs
@@ -212,5 +217,7 @@ def report_mix_ups(
     """Report swapped sides, and a text with many different translations."""
     for text in repetition_messages(sources, targets):
         findings.add_message("repeated", text)
-    if text := swap_message(findings.languages, sources, targets):
+    fraction = swapped_fraction(sources, targets, *findings.languages)
+    if fraction > MOST_SWAPPED:  # fewer are found pair by pair
+        text = swap_message(findings.languages, fraction)
         findings.add_message("turned", text, is_allowed=data.allow_swapped)

@@ -6,7 +6,7 @@ if the sides are shifted, lines were lost or shuffled on one side; line counts d
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +27,8 @@ MIN_SPREAD = 0.1  # standard deviation; lengths that hardly vary cannot correlat
 MIN_RELATIVE_SPREAD = 0.4  # fraction of the standard deviation of the whole corpus
 MAX_EQUAL = 0.3  # fraction of pairs with equal sides
 LANGUAGE_SAMPLE = 10_000  # pairs, about, that show whether sides are swapped
-MIN_COUNT = 20  # letters, or frequent words (once per line), that indicate a language
-MUCH_MORE = 3  # times as many words of the other side's language
+MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
+MUCH_MORE = 3  # times as many frequent words of a language indicate it
 UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
     "for line?"
@@ -105,27 +105,42 @@ def _is_related(sides: NDArray[np.float64]) -> bool:
     return bool(correlation[middle] >= max(least, shifted - MUCH_BETTER))
 
 
-def seem_swapped(sources: list[str], targets: list[str], src_lang: str, tgt_lang: str) -> bool:
-    """Whether most sources look like the target language, and most targets like the source
-    language; false if neither scripts nor frequent words distinguish the languages.
+def swapped_fraction(
+    sources: Sequence[str], targets: Sequence[str], src_lang: str, tgt_lang: str
+) -> float:
+    """Estimate the fraction of pairs whose sides are swapped, from the pairs whose sides look like
+    these two languages; 0 if there are few such pairs or if neither scripts nor frequent words
+    distinguish the languages.
     """
     step = max(1, len(sources) // LANGUAGE_SAMPLE)
     sources, targets = sources[::step], targets[::step]
-    return _looks_like(sources, tgt_lang, src_lang) and _looks_like(targets, src_lang, tgt_lang)
+    first, second = (_languages(texts, src_lang, tgt_lang) for texts in (sources, targets))
+    right, swapped = (
+        int(((first == 1) & (second == -1)).sum()),
+        int(((first == -1) & (second == 1)).sum()),
+    )
+    return swapped / (right + swapped) if swapped >= MIN_SWAPPED else 0.0
 
 
-def _looks_like(texts: list[str], language: str, expected: str) -> bool:
-    """Whether texts look like a language rather than the expected one: by the scripts of their
-    letters or, if the languages share a script, by frequent words of only one of them.
+def _languages(texts: Sequence[str], language: str, other: str) -> NDArray[np.int8]:
+    """Return for each text 1 if it looks like the language, -1 if it looks like the other, else 0:
+    by the scripts of its letters or, if the languages share a script, by frequent words.
     """
-    scripts, expected_scripts = scripts_of(language), scripts_of(expected)
-    if scripts and expected_scripts and scripts.isdisjoint(expected_scripts):
-        letters = Counter(map(script_of, "".join(texts)))
-        count = sum(letters[script] for script in scripts)
-        return count >= MIN_COUNT and count > sum(letters[script] for script in expected_scripts)
-    words = set(FREQUENT.get(language_code(language), "").split())
-    expected_words = set(FREQUENT.get(language_code(expected), "").split())
-    lines = [set(text.lower().split()) for text in texts]
-    count = sum(len(line & (words - expected_words)) for line in lines)
-    expected_count = sum(len(line & (expected_words - words)) for line in lines)
-    return count >= MIN_COUNT and count > MUCH_MORE * expected_count
+    scripts, other_scripts = scripts_of(language), scripts_of(other)
+    if scripts and other_scripts and scripts.isdisjoint(other_scripts):
+        letters = [Counter(map(script_of, text)) for text in texts]
+        counts = [
+            [sum(count[script] for script in group) for group in (scripts, other_scripts)]
+            for count in letters
+        ]
+        much_more = 1
+    else:
+        words, other_words = (
+            set(FREQUENT.get(language_code(code), "").split()) for code in (language, other)
+        )
+        lines = [set(text.lower().split()) for text in texts]
+        groups = words - other_words, other_words - words
+        counts = [[len(line & group) for group in groups] for line in lines]
+        much_more = MUCH_MORE
+    own, others = np.array(counts, np.int64).reshape(len(texts), 2).T
+    return np.where(own > much_more * others, 1, np.where(others > much_more * own, -1, 0))

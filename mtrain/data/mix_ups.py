@@ -2,7 +2,7 @@
 `mtrain check`.
 
 1. sample      every n-th pair of the training text
-2. swap        sources look like the target language, and targets like the source language
+2. swap        in most or some pairs, the source looks like the target language and vice versa
 3. repetition  many different sources have the same target, or the other way round
 4. overlap     the training text holds nearly all pairs of a scored set
 """
@@ -14,7 +14,7 @@ from typing import TypeVar
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
-from mtrain.corpus.misalignment import seem_swapped
+from mtrain.corpus.misalignment import swapped_fraction
 from mtrain.corpus.readers import Pair, ScoredText, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
@@ -22,6 +22,8 @@ from mtrain.data.filters import is_identical
 # Approximate number of pairs in the sample of all training text, and limit of its characters.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
+# Fractions of pairs with swapped sides, above which there is a warning and an error.
+MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MAX_SHOWN_LENGTH = 60  # characters
@@ -57,15 +59,12 @@ def find_mix_ups(
     for key, corpus in corpora.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
-        if text := swap_message(data.languages(corpus), srcs, tgts):
-            yield f"{key}: {text}", data.allow_swapped
-        for text in repetition_messages(srcs, tgts):
-            yield f"{key}: {text}", True
+        for text, is_allowed in _in_one_text(data, data.languages(corpus), srcs, tgts):
+            yield f"{key}: {text}", is_allowed
     for key, (corpus, scored) in sets.items():
-        if text := swap_message(data.languages(corpus), scored.sources, scored.references):
-            yield f"{key}: {text}", data.allow_swapped
-        for text in repetition_messages(scored.sources, scored.references):
-            yield f"{key}: {text}", True
+        sides = scored.sources, scored.references
+        for text, is_allowed in _in_one_text(data, data.languages(corpus), *sides):
+            yield f"{key}: {text}", is_allowed
         same = sum(pair in in_training for pair in scored_pairs[key])
         if text := overlap_message(same, len(scored)):
             yield f"{key}: {text}", data.allow_overlap
@@ -96,13 +95,33 @@ def _size(row: TextRow) -> int:
     return len(row[1]) + len(row[2])
 
 
-def swap_message(languages: tuple[str, str], sources: list[str], targets: list[str]) -> str:
-    """Return a message if the sides of a sample seem to be swapped, else an empty text."""
-    if not seem_swapped(sources, targets, *languages):
-        return ""
-    text = "most sources look like the target language ({1}), most targets like the source ({0})"
-    advice = "; exchange src and tgt, or set data.allow_swapped: true if this is intended"
-    return text.format(*languages) + advice
+def _in_one_text(
+    data: DataConfig, languages: tuple[str, str], sources: list[str], targets: list[str]
+) -> Iterator[tuple[str, bool]]:
+    """Yield a message for each mix-up within a text, and whether the config allows it."""
+    fraction = swapped_fraction(sources, targets, *languages)
+    if text := swap_message(languages, fraction):
+        yield text, data.allow_swapped or fraction <= MOST_SWAPPED
+    for text in repetition_messages(sources, targets):
+        yield text, True
+
+
+def swap_message(languages: tuple[str, str], fraction: float) -> str:
+    """Return a message if this fraction of pairs with swapped sides is too large, else an empty
+    text.
+    """
+    src, tgt = languages
+    if fraction > MOST_SWAPPED:
+        return (
+            f"most sources look like the target language ({tgt}), most targets like the source "
+            f"({src}); exchange src and tgt, or set data.allow_swapped: true if this is intended"
+        )
+    if fraction > MAX_SWAPPED:
+        return (
+            f"source and target seem to be swapped in about {fraction:.0%} of the pairs: the "
+            f"source looks like {tgt}, the target like {src}; mtrain check lists such pairs"
+        )
+    return ""
 
 
 def repetition_messages(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,24 @@ def test_swapped_sides_are_refused_by_their_words(
         assert refused.startswith("data.train.0: ") == is_refused
         assert refusal(load_config(tiny_config(**settings, **{"data.allow_swapped": True}))) == ""
         assert any("look like the target" in text for text in caplog.messages) == is_refused
+
+
+@pytest.mark.parametrize("every", [3, 20, 200])
+def test_some_pairs_with_swapped_sides_are_warned_of(
+    tiny_config: TinyConfig, write: Any, caplog: pytest.LogCaptureFixture, every: int
+) -> None:
+    """One pair in 3 or 20, in the training text and in a scored set; one in 200 is not enough."""
+    pairs = list(phrasebook.pairs("train", 3000))
+    mixed = [pair if n % every else pair[::-1] for n, pair in enumerate(pairs)]
+    settings = {"data.src_lang": "en", "data.tgt_lang": "de"}
+    settings |= {"data.train": [write("t", mixed)], "data.valid": write("v", mixed[-1000:])}
+    assert refusal(load_config(tiny_config(**settings, **{"data.allow_overlap": True}))) == ""
+    found = [text for text in caplog.messages if "swapped in about" in text]
+    assert len(found) == (0 if every == 200 else 2)
+    for key, text in zip(("data.train.0", "data.valid"), found, strict=False):
+        match = re.match(rf"{key}: source and target seem to be swapped in about (\d+)% of", text)
+        assert match is not None
+        assert int(match[1]) == pytest.approx(100 / every, abs=2)
 
 
 @pytest.mark.parametrize(
