@@ -13,13 +13,14 @@ from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.misalignment import (
+    MOST_SWAPPED,
     UNRELATED,
     swapped_fraction,
     unrelated_windows,
     windows_of,
 )
 from mtrain.corpus.writing_systems import script_name, scripts_of
-from mtrain.data.mix_ups import MOST_SWAPPED, repetition_messages, swap_message
+from mtrain.data.mix_ups import repetition_messages, swap_message
 
 BITS = 18  # of the hash tables of words
 ROUNDS = 4  # of counting words and finding swapped pairs

@@ -28,6 +28,9 @@ MIN_RELATIVE_SPREAD = 0.4  # fraction of the standard deviation of the whole cor
 MAX_EQUAL = 0.3  # fraction of pairs with equal sides
 LANGUAGE_SAMPLE = 10_000  # pairs, about, that show whether sides are swapped
 MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
+# Fractions of pairs with swapped sides, above which there is a warning and an error.
+MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
+LONG = 6  # words of a text that would have a frequent word of its language
 MUCH_MORE = 3  # times as many frequent words of a language indicate it
 UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
@@ -109,38 +112,60 @@ def swapped_fraction(
     sources: Sequence[str], targets: Sequence[str], src_lang: str, tgt_lang: str
 ) -> float:
     """Estimate the fraction of pairs whose sides are swapped, from the pairs whose sides look like
-    these two languages; 0 if there are few such pairs or if neither scripts nor frequent words
-    distinguish the languages.
+    these two languages; 0 if there are few such pairs, or if nothing distinguishes the languages.
     """
     step = max(1, len(sources) // LANGUAGE_SAMPLE)
     sources, targets = sources[::step], targets[::step]
     first, second = (_languages(texts, src_lang, tgt_lang) for texts in (sources, targets))
-    right, swapped = (
-        int(((first == 1) & (second == -1)).sum()),
-        int(((first == -1) & (second == 1)).sum()),
-    )
-    return swapped / (right + swapped) if swapped >= MIN_SWAPPED else 0.0
+    right = int(((first > 0) & (second < 0)).sum())
+    swapped = int(((first < 0) & (second > 0)).sum())
+    fraction = swapped / max(1, right + swapped)
+    # frequent words of one language alone, such as English "is", may be words of the other, too
+    is_sure = _are_distinct(src_lang, tgt_lang) or (_words(src_lang) and _words(tgt_lang))
+    is_enough = fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED)
+    return fraction if swapped >= MIN_SWAPPED and is_enough else 0.0
 
 
-def _languages(texts: Sequence[str], language: str, other: str) -> NDArray[np.int8]:
+def _are_distinct(language: str, other: str) -> bool:
+    """Whether two languages are written in different scripts."""
+    scripts, other_scripts = scripts_of(language), scripts_of(other)
+    return bool(scripts and other_scripts and scripts.isdisjoint(other_scripts))
+
+
+def _words(language: str) -> set[str]:
+    """Return frequent words of a language; none if they are not known."""
+    return set(FREQUENT.get(language_code(language), "").split())
+
+
+def _languages(texts: Sequence[str], language: str, other: str) -> NDArray[np.int64]:
     """Return for each text 1 if it looks like the language, -1 if it looks like the other, else 0:
     by the scripts of its letters or, if the languages share a script, by frequent words.
     """
-    scripts, other_scripts = scripts_of(language), scripts_of(other)
-    if scripts and other_scripts and scripts.isdisjoint(other_scripts):
-        letters = [Counter(map(script_of, text)) for text in texts]
-        counts = [
-            [sum(count[script] for script in group) for group in (scripts, other_scripts)]
-            for count in letters
-        ]
-        much_more = 1
+    if _are_distinct(language, other):
+        counts, much_more = _count_letters(texts, language, other), 1
     else:
-        words, other_words = (
-            set(FREQUENT.get(language_code(code), "").split()) for code in (language, other)
-        )
-        lines = [set(text.lower().split()) for text in texts]
-        groups = words - other_words, other_words - words
-        counts = [[len(line & group) for group in groups] for line in lines]
-        much_more = MUCH_MORE
-    own, others = np.array(counts, np.int64).reshape(len(texts), 2).T
-    return np.where(own > much_more * others, 1, np.where(others > much_more * own, -1, 0))
+        counts, much_more = _count_words(texts, language, other), MUCH_MORE
+    first, second = np.array(counts, np.int64).reshape(len(texts), 2).T
+    return np.where(first > much_more * second, 1, np.where(second > much_more * first, -1, 0))
+
+
+def _count_letters(texts: Sequence[str], *languages: str) -> list[list[int]]:
+    """Count the letters of each text in the scripts of each language."""
+    scripts = [scripts_of(language) for language in languages]
+    letters = (Counter(map(script_of, text)) for text in texts)
+    return [[sum(count[name] for name in names) for names in scripts] for count in letters]
+
+
+def _count_words(texts: Sequence[str], language: str, other: str) -> list[list[int]]:
+    """Count the frequent words in each text that only one of the languages has. If those of one
+    language are unknown, a long text without the other's counts as one word of it.
+    """
+    known = _words(language), _words(other)
+    groups = known[0] - known[1], known[1] - known[0]
+    lines = [text.lower().split() for text in texts]
+    counts = [[len(group.intersection(line)) for group in groups] for line in lines]
+    for side in (0, 1):
+        if known[1 - side] and not known[side]:
+            for line, count in zip(lines, counts, strict=True):
+                count[side] = int(len(line) >= LONG and not count[1 - side])
+    return counts

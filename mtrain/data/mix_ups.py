@@ -14,7 +14,7 @@ from typing import TypeVar
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
-from mtrain.corpus.misalignment import swapped_fraction
+from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.readers import Pair, ScoredText, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
@@ -22,8 +22,6 @@ from mtrain.data.filters import is_identical
 # Approximate number of pairs in the sample of all training text, and limit of its characters.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
-# Fractions of pairs with swapped sides, above which there is a warning and an error.
-MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MAX_SHOWN_LENGTH = 60  # characters
@@ -107,16 +105,14 @@ def _in_one_text(
 
 
 def swap_message(languages: tuple[str, str], fraction: float) -> str:
-    """Return a message if this fraction of pairs with swapped sides is too large, else an empty
-    text.
-    """
+    """Return a message if a fraction of the pairs has swapped sides, an empty text for 0."""
     src, tgt = languages
     if fraction > MOST_SWAPPED:
         return (
             f"most sources look like the target language ({tgt}), most targets like the source "
             f"({src}); exchange src and tgt, or set data.allow_swapped: true if this is intended"
         )
-    if fraction > MAX_SWAPPED:
+    if fraction:
         return (
             f"source and target seem to be swapped in about {fraction:.0%} of the pairs: the "
             f"source looks like {tgt}, the target like {src}; mtrain check lists such pairs"

@@ -80,6 +80,21 @@ def test_swapped_sides_are_refused_by_their_words(
         assert any("look like the target" in text for text in caplog.messages) == is_refused
 
 
+@pytest.mark.parametrize("languages", ["en sk", "sk en"])
+def test_words_of_one_language_are_enough_to_notice_swapped_sides(
+    tiny_config: TinyConfig, write: Any, languages: str
+) -> None:
+    """Frequent words of Slovak are not known; German stands in for it."""
+    pairs = [(src, tgt) for src, tgt in PAIRS if len(tgt.split()) > 5]
+    sides = {"en": 0, "sk": 1}
+    for order, is_refused in (((0, 1), False), ((1, 0), True)):
+        names = [languages.split()[side] for side in order]
+        rows = [(pair[sides[names[0]]], pair[sides[names[1]]]) for pair in pairs]
+        settings = dict(zip(("data.src_lang", "data.tgt_lang"), languages.split(), strict=True))
+        config = load_config(tiny_config(**settings, **{"data.train": [write("t", rows)]}))
+        assert ("data.train.0: most sources look like" in refusal(config)) == is_refused
+
+
 @pytest.mark.parametrize("every", [3, 20, 200])
 def test_some_pairs_with_swapped_sides_are_warned_of(
     tiny_config: TinyConfig, write: Any, caplog: pytest.LogCaptureFixture, every: int
