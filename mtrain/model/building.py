@@ -1,4 +1,4 @@
-"""Build models: their shape from settings, the class for a device, and checks of stored weights."""
+"""Build models: the shape from settings, the class for a device, and checks of stored weights."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime.errors import UserError
 
-RATES = ("dropout", "attention_dropout", "activation_dropout")  # settings of `Dropout`, in order
+RATES = ("dropout", "attention_dropout", "activation_dropout")  # fields of `Dropout`, in order
 
 
 def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
@@ -22,23 +22,25 @@ def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
 def build(
     shape: Shape, device: torch.device, rates: Dropout | None = None, *, compiled: bool = False
 ) -> Transformer:
-    """Return a new model of the class that is fastest on `device`, not yet moved there. Only the
-    plain `Transformer` can be compiled.
+    """Return a new model of the class that is fastest on `device`, not yet moved there. Only
+    `Transformer` can be compiled.
     """
     model_class = RowTransformer if device.type == "cpu" and not compiled else Transformer
     return model_class(shape, rates)
 
 
-def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], name: Path) -> None:
-    """Raise `UserError` if the weights in `name` have wrong names, types, shapes or values."""
-    if parameters.keys() != weights.keys():
-        unmatched = sorted(parameters.keys() ^ weights.keys())
-        raise UserError(f"{name}: its weights do not fit this model: {', '.join(unmatched[:3])}")
-    for key, parameter in parameters.items():
-        if weights[key].dtype != torch.float32:
-            raise UserError(f"{name}: {key} is {weights[key].dtype}, not fp32")
-        if parameter.shape != weights[key].shape:
-            shapes = f"{tuple(weights[key].shape)} instead of {tuple(parameter.shape)}"
-            raise UserError(f"{name}: {key} has shape {shapes}")
-        if not weights[key].isfinite().all():
-            raise UserError(f"{name}: {key} holds values that are not finite")
+def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
+    """Raise `UserError` if weights stored at `path` have wrong names, types, shapes or values."""
+    advice = "use another checkpoint"
+    if unmatched := sorted(parameters.keys() ^ weights.keys()):
+        names = ", ".join(unmatched[:3])
+        raise UserError(f"{path}: missing or unknown weights: {names}; {advice}")
+    for name, parameter in parameters.items():
+        weight = weights[name]
+        if weight.dtype != torch.float32:
+            raise UserError(f"{path}: {name} is {weight.dtype}, not fp32; {advice}")
+        if weight.shape != parameter.shape:
+            shapes = f"shape {tuple(weight.shape)}, not {tuple(parameter.shape)}"
+            raise UserError(f"{path}: {name} has {shapes}; {advice}")
+        if not weight.isfinite().all():
+            raise UserError(f"{path}: {name} has values that are not finite; {advice}")
