@@ -44,7 +44,7 @@ def evaluate(
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
-    from mtrain.scoring.notes import explain
+    from mtrain.scoring.notes import find_faults
     from mtrain.scoring.references import read_aligned, read_references, read_source
 
     check_seed()
@@ -68,7 +68,7 @@ def evaluate(
         if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
-    notes = explain(hypotheses, references, sources, lowercase)
+    notes = find_faults(hypotheses, references, sources, lowercase)
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
         listed = list(map(asdict, notes))

@@ -177,7 +177,7 @@ def attention(
     from mtrain.report import attention_maps as maps
     from mtrain.translation import loading
 
-    chosen = maps.choose(kind, layer, head)
+    chosen = maps.parse_selection(kind, layer, head)
     if input_ is None:
         pairs: maps.Pairs = [(text, target) for text in texts]
     else:
@@ -185,7 +185,7 @@ def attention(
             pairs = maps.read_pairs(source, Path(target) if target else None)
     model_ = loading.load_with_tag(models[0], device=device, precision=precision, **decode)
     restore_interrupt()
-    page = maps.draw_page(maps.watch(model_, pairs, chosen), models[0])
+    page = maps.draw_page(maps.compute_maps(model_, pairs, chosen), models[0])
     write_output(output, page.encode("utf-8", "replace"))
 
 

@@ -43,7 +43,7 @@ def write_model(
     sinusoidal ones for at least `positions` tokens.
     """
     longest = loaded.max_source_length
-    positions = loaded.positions_limit or max(positions, longest, loaded.limit(longest))
+    positions = loaded.positions_limit or max(positions, longest, loaded.target_limit(longest))
     spec = _spec(loaded.model, loaded.tokenizer, positions)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)

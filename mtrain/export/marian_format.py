@@ -77,7 +77,7 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     model.generation_config = GenerationConfig(
         **_special_ids(tokenizer),
         bad_words_ids=[[tokenizer.pad_id], [tokenizer.bos_id]],
-        max_new_tokens=loaded.limit(loaded.max_source_length - 1),  # of the longest source
+        max_new_tokens=loaded.target_limit(loaded.max_source_length - 1),  # of the longest source
         **_search_options(decode.beam_size, decode.length_penalty),
     )
     try:
@@ -165,7 +165,7 @@ def _settings(loaded: LoadedModel) -> dict[str, Any]:
         "decoder_attention_heads": shape.num_heads,
         "encoder_ffn_dim": shape.d_ff,
         "decoder_ffn_dim": shape.d_ff,
-        "max_position_embeddings": max(longest, loaded.limit(longest - 1)),
+        "max_position_embeddings": max(longest, loaded.target_limit(longest - 1)),
         "activation_function": "relu",
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": shape.tie_embeddings == "all",

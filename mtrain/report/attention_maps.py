@@ -13,21 +13,21 @@ from mtrain.corpus.lines import decode_lines, is_blank, read_text_file, strip_li
 from mtrain.report.heatmap import KINDS, MEAN, HeatMap, Sentence, menus, render
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
-from mtrain.scoring.references import check_equal
+from mtrain.scoring.references import check_same_length
 from mtrain.translation.attention import attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import Line, Translator
 
 Pairs = list[tuple[str, str | None]]
 
-# One page holds all maps, so sentences, tokens of a sentence and characters of a token are limited.
+# Limits of sentences, tokens per sentence and characters per token: one page holds all maps.
 MAX_SENTENCES, MAX_TOKENS, MAX_LETTERS = 50, 200, 100
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which heat maps of a sentence to draw; an empty field selects all. Layers and heads count
-    from 1; head 0 is the mean of all heads.
+    """The heat maps to draw; an empty field selects all. Layers and heads are numbered from 1; head
+    0 is the mean of all heads.
     """
 
     kinds: tuple[str, ...] = ()
@@ -35,10 +35,10 @@ class Selection:
     heads: tuple[int, ...] = ()
 
 
-def choose(
+def parse_selection(
     kinds: Sequence[str] | None, layers: list[int] | None, heads: list[str] | None
 ) -> Selection:
-    """Parse `--kind` (of `KINDS`), `--layer` and `--head`; raises `RefusedError`."""
+    """Parse `--kind`, `--layer` and `--head`; raises `RefusedError`."""
     for head in heads or []:
         if head != "mean" and not (head.isascii() and head.isdigit() and int(head) > 0):
             raise RefusedError(f"--head {head}: expected a number from 1, or mean")
@@ -57,13 +57,13 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     if target is None:
         return [(line, None) for line in sources]
     targets = read_text_file(target)
-    check_equal(target, len(targets), "the input", len(sources))
+    check_same_length(target, len(targets), "the input", len(sources))
     return list(zip(sources, targets, strict=True))
 
 
-def watch(loaded: LoadedModel, pairs: Pairs, selection: Selection) -> list[Sentence]:
-    """Compute the selected maps of each pair, of the model's own translation where the target is
-    None; blank lines are skipped. Raises `UserError`.
+def compute_maps(loaded: LoadedModel, pairs: Pairs, selection: Selection) -> list[Sentence]:
+    """Compute the selected maps of each pair; a target of None is translated first. Pairs with a
+    blank source are skipped. Raises `UserError`.
     """
     check_selection(loaded, selection)
     lines = [(number, src, tgt) for number, (src, tgt) in enumerate(pairs, 1) if not is_blank(src)]
@@ -80,12 +80,12 @@ def watch(loaded: LoadedModel, pairs: Pairs, selection: Selection) -> list[Sente
 
 
 def draw_page(sentences: list[Sentence], model: Path) -> str:
-    """Draw a page with menus for the kind of attention, the layer and the head."""
+    """Return an HTML page with menus for the kind of attention, the layer and the head."""
     return render("attention.html", sentences=sentences, model=model.name, menus=menus(sentences))
 
 
 def check_selection(loaded: LoadedModel, selection: Selection) -> None:
-    """Refuse layers and heads that the model does not have."""
+    """Raise `RefusedError` for layers and heads that the model does not have."""
     shape = loaded.model.shape
     layers = dict.fromkeys(KINDS, shape.num_decoder_layers)
     layers["encoder"] = shape.num_encoder_layers
@@ -95,25 +95,26 @@ def check_selection(loaded: LoadedModel, selection: Selection) -> None:
         ("head", selection.heads, shape.num_heads),
     ):
         if max(numbers, default=0) > most:
-            raise RefusedError(f"--{option} {max(numbers)}: these maps have {most} {option}s")
+            maps = f"these maps have {most} {option}s"
+            raise RefusedError(f"--{option} {max(numbers)}: {maps}; choose a smaller number")
 
 
 def _sentence(
     loaded: LoadedModel, number: int, source: str, target: str | None, selection: Selection
 ) -> Sentence:
-    """Compute the maps of one line; `number` is for messages."""
-    (src,), is_cut = loaded.encode_sources([source])
+    """Compute the maps of a line; errors name its number."""
+    (src,), cut = loaded.encode_sources([source])
     if target is None:
         tgt = Translator(loaded).search([Line(src)])[0][0].ids
-        text = loaded.texts([tgt])[0]
+        text = loaded.decode_targets([tgt])[0]
     else:
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
     most = min(MAX_TOKENS, loaded.positions_limit or MAX_TOKENS)
-    if is_cut or max(len(src), len(tgt)) >= most:
+    if cut or max(len(src), len(tgt)) >= most:
         raise UserError(
-            f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention can "
-            f"be shown for at most {most}: give a shorter sentence"
+            f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention "
+            f"can be shown for at most {most}; give a shorter sentence"
         )
     maps = _maps(loaded, src, np.array(tgt, np.int64), selection)
     languages = loaded.directions[0] if len(loaded.directions) == 1 else ("", "")

@@ -24,7 +24,7 @@ from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import first_numbers, logger
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.notes import Note, explain, judge
+from mtrain.scoring.notes import Note, find_faults, summary
 from mtrain.translation import loading
 
 SAMPLES, MAX_TRANSLATIONS = 6, 6  # validation lines that are shown; steps that translate them
@@ -90,7 +90,7 @@ class Report:
         still helped at the end.
         """
         notes = self.translation_notes
-        return list(filter(None, (None if notes is None else judge(notes), self.history.outlook)))
+        return list(filter(None, (None if notes is None else summary(notes), self.history.outlook)))
 
     def add_note(self, section: str, text: str) -> None:
         """Add a note to a section, once."""
@@ -254,7 +254,7 @@ def _add_translation_notes(report: Report, lines: list[Sample]) -> None:
         hypotheses = list(reader.read_translations(report.run.path, best["checkpoint"]))
         if len(hypotheses) == len(lines):
             sources, references = ([line.texts[i][2] for line in lines] for i in (0, 1))
-            report.translation_notes = explain(hypotheses, [references], sources)
+            report.translation_notes = find_faults(hypotheses, [references], sources)
 
 
 def _samples(report: Report, lines: list[Sample], indices: list[int]) -> list[Sample]:
@@ -308,4 +308,4 @@ def _add_attention(report: Report, texts: list[tuple[str | None, str]]) -> None:
         report.facts["Vocabulary"] = f"{loaded.tokenizer.vocab_size:,} pieces"
         for tag in dict.fromkeys(tag for tag, _ in texts):
             pairs: maps.Pairs = [(text, None) for text_tag, text in texts if text_tag == tag]
-            report.sentences += maps.watch(loaded.tagged(tag), pairs, maps.Selection())
+            report.sentences += maps.compute_maps(loaded.tagged(tag), pairs, maps.Selection())

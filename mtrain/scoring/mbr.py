@@ -1,5 +1,5 @@
-"""Minimum Bayes risk decoding (Kumar and Byrne 2004): of several translations of a sentence, choose
-the one most similar to the others, by sentence-level chrF (Popović 2015).
+"""Minimum Bayes risk decoding (Kumar and Byrne 2004): from several translations of a sentence,
+choose the one most similar to the others by sentence-level chrF (Popović 2015).
 
 Shapes: `N` texts, `G` n-grams.
 """
@@ -10,54 +10,56 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-ORDERS = 6  # character n-grams of 1 to 6
-RECALL = 4  # weight of the recall: beta squared, for beta 2
-BLOCK = 1 << 24  # elements of an n-gram matrix at a time: 64 MB
+MAX_ORDER = 6  # character n-grams of 1 to 6 characters
+RECALL_WEIGHT = 4  # the square of beta = 2
+BLOCK = 1 << 24  # largest number of elements of an n-gram matrix: 64 MB
 
 
-def choose(texts: Sequence[str], scores: Sequence[float]) -> int:
-    """Return the index of the text with the best mean chrF against all others; of several such
-    texts, the one with the best score.
+def min_risk_index(texts: Sequence[str], scores: Sequence[float]) -> int:
+    """Return the index of the text with the best mean chrF against all others. Of equally good
+    texts, the one with the best score is chosen.
     """
     distinct = sorted(set(texts))
     indices = np.searchsorted(distinct, texts)
     chrf = pairwise_chrf(distinct)
-    totals = chrf @ np.bincount(indices) - chrf.diagonal()  # a text is not its own reference
-    rounded = np.round(totals[indices], 6)  # the order of summation must not matter
+    # a text is not its own reference
+    totals = chrf @ np.bincount(indices) - chrf.diagonal()
+    # the order of summation must not matter
+    rounded = np.round(totals[indices], 6)
     return max(range(len(texts)), key=lambda i: (rounded[i], scores[i]))
 
 
 def pairwise_chrf(texts: Sequence[str]) -> NDArray[np.float64]:
-    """Return the chrF of each text (row) against each text as its reference (column), from 0 to
-    100, as sacreBLEU computes it for sentences: (N, N).
+    """Return the sentence-level chrF (N, N) of each text (row) against each text as its reference
+    (column), from 0 to 100, as sacreBLEU computes it.
     """
     N = len(texts)
-    precision, recall, orders = np.zeros((3, N, N))
+    precision, recall, num_orders = np.zeros((3, N, N))
     for grams, owners in _ngrams(["".join(text.split()) for text in texts]):
         counts = np.bincount(owners, minlength=N).astype(np.float64)
-        both = (counts[:, None] > 0) & (counts > 0)
         matches = _matches(grams, owners, N)
         precision += matches / np.maximum(counts[:, None], 1)
         recall += matches / np.maximum(counts, 1)
-        orders += both
-    precision, recall = (x / np.maximum(orders, 1) for x in (precision, recall))
-    weighted = RECALL * precision + recall
-    return 100 * (1 + RECALL) * precision * recall / np.where(weighted > 0, weighted, 1)
+        num_orders += (counts[:, None] > 0) & (counts > 0)
+    precision, recall = (x / np.maximum(num_orders, 1) for x in (precision, recall))
+    weighted = RECALL_WEIGHT * precision + recall
+    return 100 * (1 + RECALL_WEIGHT) * precision * recall / np.where(weighted > 0, weighted, 1)
 
 
 def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield, for each order, the ids of all n-grams and the index of the text that each is in.
+    """Yield, for each order, the ids of all n-grams and the index of the text of each.
 
-    An n-gram's id is the rank of the pair (id of its first n-1 characters, last character).
+    The id of an n-gram is the rank of the pair (id of its first n-1 characters, last character).
     """
     data = "".join(texts).encode("utf-32-le", "surrogatepass")
     characters = np.frombuffer(data, np.uint32).astype(np.int64)
     lengths = np.array([len(text) for text in texts])
     owners = np.repeat(np.arange(len(texts)), lengths)
-    left = np.repeat(lengths.cumsum(), lengths) - np.arange(len(characters))  # to its text's end
+    # number of characters from each character to the end of its text
+    remaining = np.repeat(lengths.cumsum(), lengths) - np.arange(len(characters))
     grams = np.zeros_like(characters)
-    for order in range(1, ORDERS + 1):
-        starts = np.flatnonzero(left >= order)
+    for order in range(1, MAX_ORDER + 1):
+        starts = np.flatnonzero(remaining >= order)
         longer = grams[starts] * (1 << 21) + characters[starts + order - 1]
         grams[starts] = np.unique(longer, return_inverse=True)[1]
         yield grams[starts], owners[starts]
@@ -66,8 +68,9 @@ def _ngrams(texts: list[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.in
 def _matches(grams: NDArray[np.int64], owners: NDArray[np.int64], N: int) -> NDArray[np.float64]:
     """Count the n-grams that each pair of texts shares, repeated ones by the smaller count: (N, N).
 
-    The k-th occurrence of an n-gram in a text is an n-gram apart: "aa" has (a, 0) and (a, 1), "a"
-    only (a, 0). A 0/1 matrix of texts and these, times its transpose, then counts the matches.
+    Each occurrence of an n-gram in a text counts as a different n-gram: "aa" has (a, 0) and (a, 1),
+    "a" only (a, 0). The 0/1 matrix of texts and these n-grams, times its transpose, then counts the
+    matches.
     """
     pairs, counts = np.unique(grams * N + owners, return_counts=True)
     grams, owners = np.repeat(pairs // N, counts), np.repeat(pairs % N, counts)

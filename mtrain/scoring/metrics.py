@@ -13,7 +13,7 @@ from mtrain.corpus.writing_systems import script_fraction
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.workers import available_threads, map_tasks
-from mtrain.scoring.references import check_equal
+from mtrain.scoring.references import check_same_length
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF2", "ter": "TER"}
 SIGNIFICANT = 0.05  # largest p-value of a significant difference, as in sacreBLEU
@@ -117,7 +117,7 @@ def score(
     if interval:
         check_seed()
     for reference in references:  # sacreBLEU silently cuts lists of unequal length
-        check_equal("the translation", len(hypotheses), "the reference", len(reference))
+        check_same_length("the translation", len(hypotheses), "the reference", len(reference))
     if not hypotheses:
         raise UserError("there are no lines to score")
     by_characters = metric == "ter" and _has_character_ter(tokenize, references)

@@ -1,7 +1,7 @@
 """Notes on faults of translations that may explain a low score, such as copies or loops.
 
-The checks compare translations with their references, in any language, and need no spaces between
-words. A property that the references have, too, is no fault.
+The checks compare translations with their references. They work in any language, also without
+spaces between words. A property that the references share is no fault.
 """
 
 import re
@@ -19,24 +19,26 @@ from mtrain.corpus.misalignment import WINDOW, unrelated_windows
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import cut_to_width
 
-MAX_NAMED = 5  # lines that a note names
-MIN_LINES, MIN_LETTERS = 10, 10  # fewer are too few to judge lengths, or a copy of the source
+MAX_NAMED = 5  # lines that a note lists
+MIN_LINES = 10  # with text, to compare lengths
+MIN_LETTERS = 10  # of a source, to call its translation a copy
 MIN_COPIED = 0.9  # fraction of trigrams that a copy shares with the source
-MAX_SOURCES, MAX_EQUAL = 4, 0.02  # sources that may share a translation; fraction of lines
-SHORT, LONG = 0.8, 1.25  # length of all translations, relative to all references
-MANY = 10  # one line in this many, or more, is not "a few lines"
+MAX_SOURCES = 4  # with the same translation without a note
+MAX_EQUAL = 0.02  # fraction of lines with such translations without a note
+SHORT, LONG = 0.8, 1.25  # limits of the length of all translations relative to all references
+MANY = 10  # a fault in one of 10 lines, or more often, is more than "a few lines"
 FOREIGN = 0.1  # fraction of the references' letters below which a script is foreign
 MAX_SEARCHED = 2000  # last characters of a line that are searched for loops
 
 JAPANESE = scripts_of("ja")
 UNK = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
-# Three times in a row a phrase of 8 to 80 characters, or four times one of 2 to 7.
+# A phrase of 8 to 80 characters three times in a row, or of 2 to 7 characters four times.
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 
 
 @dataclass(frozen=True)
 class Note:
-    """A fault of `lines` of `of` translations: what is wrong, the first such lines, what to do."""
+    """A fault in `lines` of `of` translations: its description, first line numbers, and advice."""
 
     kind: str
     what: str
@@ -61,7 +63,7 @@ class Line(NamedTuple):
 
 
 def _is_copied(line: Line) -> bool:
-    """Whether the translation copies the source, and no reference does."""
+    """Whether the translation is a copy of the source, and no reference is."""
     if line.source is None or sum(map(str.isalpha, line.source)) < MIN_LETTERS:
         return False
     return _is_copy(line.text, line.source) and not any(
@@ -96,7 +98,7 @@ def _is_foreign(line: Line) -> bool:
 
 
 def _scripts(*texts: str) -> Counter[str]:
-    """Count the letters of each script; Han and Kana count as one, since Japanese mixes them."""
+    """Count the letters of each script; Han and Kana are one script, as Japanese mixes them."""
     scripts = map(script_of, filter(str.isalpha, "".join(texts)))
     return Counter("HAN OR KANA" if script in JAPANESE else script for script in scripts if script)
 
@@ -107,11 +109,12 @@ def _is_lower(text: str) -> bool:
 
 
 def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
-    """Return a check that the translation has a property, and no reference has it."""
+    """Return a check that the translation has a property and no reference has it."""
     return lambda line: bool(has(line.text)) and not any(map(has, line.references))
 
 
-# Faults of single lines: kind, what, what to do, check; reported above this fraction of the lines.
+# Faults of lines: kind, description, advice, check, and the fraction of lines above which they are
+# reported.
 CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
     ("empty", "empty translations", "look at the sources, or train longer", _only(is_blank), 0),
     ("copied", "copies of the source", "check the file and the language", _is_copied, 0.02),
@@ -124,17 +127,17 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
 )
 
 
-def explain(
+def find_faults(
     hypotheses: list[str], references: list[list[str]], sources: list[str], lowercase: bool = False
 ) -> list[Note]:
-    """Return notes on the faults of translations; none for those of a good system.
+    """Return notes on the faults of translations; a good system gets none.
 
-    If many sources have the same translation, this is the only note: it causes most other faults.
+    If many sources have the same translation, this is the only note, as it causes most others.
     """
     by_line = list(zip(*references, strict=True))
     lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
-    notes = list(_same(lines))
-    if notes and _are_many(notes[0]):
+    notes = list(_same_translations(lines))
+    if notes and _is_frequent(notes[0]):
         return notes
     for kind, what, advice, has_fault, fraction in CHECKS:
         if kind == "case" and lowercase:
@@ -142,30 +145,30 @@ def explain(
         indices = [i for i, line in enumerate(lines) if has_fault(line)]
         if len(indices) > fraction * len(lines):
             notes.append(_note(lines, kind, what, indices, advice))
-    notes += _length(lines)
-    return notes if any(map(_are_many, notes)) else [*_order(lines), *notes]
+    notes += _wrong_length(lines)
+    return notes if any(map(_is_frequent, notes)) else [*_unrelated_lengths(lines), *notes]
 
 
-def judge(notes: list[Note]) -> str:
-    """Return a sentence on the notes about translations of a validation set."""
+def summary(notes: list[Note]) -> str:
+    """Return a sentence that sums up the notes on the translations of a validation set."""
     if not notes:
         return "Nothing looks wrong with the translations of the validation set."
-    what = "Something looks" if _are_many(notes[0]) else "A few lines look"
+    what = "Something looks" if _is_frequent(notes[0]) else "A few lines look"
     return f"{what} wrong: {notes[0]}."
 
 
-def _are_many(note: Note) -> bool:
+def _is_frequent(note: Note) -> bool:
     return MANY * note.lines >= note.of
 
 
 def _note(lines: list[Line], kind: str, what: str, indices: list[int], advice: str) -> Note:
-    """Make a note on the lines with these indices."""
+    """Return a note on the lines with these indices."""
     first = [index + 1 for index in indices[:MAX_NAMED]]
     return Note(kind, what, len(indices), len(lines), first, advice)
 
 
-def _same(lines: list[Line]) -> Iterator[Note]:
-    """Find translations shared by many sources; references replace sources that are not given."""
+def _same_translations(lines: list[Line]) -> Iterator[Note]:
+    """Find translations shared by many sources, or by many references if sources are None."""
     by_text: defaultdict[str, list[int]] = defaultdict(list)
     for i, line in enumerate(lines):
         if not is_blank(line.text):
@@ -182,12 +185,13 @@ def _same(lines: list[Line]) -> Iterator[Note]:
         shown = cut_to_width(most_common, 60).strip()
         what = f"the same translation for different sources (most often: {shown})"
         note = _note(lines, "same", what, indices, "the model ignores parts of the source")
-        hopeless = replace(note, advice="the model has hardly learned, or ignores the source")
-        yield hopeless if _are_many(note) else note
+        if _is_frequent(note):
+            note = replace(note, advice="the model has hardly learned, or ignores the source")
+        yield note
 
 
-def _order(lines: list[Line]) -> Iterator[Note]:
-    """Find windows of lines whose lengths correlate with those of no list of references."""
+def _unrelated_lengths(lines: list[Line]) -> Iterator[Note]:
+    """Find windows of lines whose lengths do not correlate with those of any reference file."""
     lengths = np.array([len(line.text) for line in lines])
     ref_lengths = np.array([list(map(len, line.references)) for line in lines]).T
     windows = [set(unrelated_windows(np.stack((lengths, ref), 1))) for ref in ref_lengths]
@@ -200,9 +204,10 @@ def _order(lines: list[Line]) -> Iterator[Note]:
         yield Note("order", what, count, len(lines), first, advice)
 
 
-def _length(lines: list[Line]) -> Iterator[Note]:
-    """Find translations much shorter or longer than the references; ignore lines without text."""
-    lengths = []  # index, length of the translation, length of its closest reference
+def _wrong_length(lines: list[Line]) -> Iterator[Note]:
+    """Find translations much shorter or longer than the references; skip lines without text."""
+    # line index, length of the translation, length of the closest reference
+    lengths = []
     for i, line in enumerate(lines):
         length, *others = (len("".join(text.split())) for text in (line.text, *line.references))
         if length and any(others):

@@ -17,13 +17,13 @@ def read_references(paths: list[Path]) -> list[list[str]]:
 
 
 def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
-    """Read a file that must match references line for line; raises `UserError` with both counts."""
+    """Read a file; raises `UserError` unless it matches the references line for line."""
     counts: Counter[str] = Counter()
     return _checked(path, read_text_file(path, counts), counts, references)
 
 
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
-    """Read text to translate like `mtrain translate`, which replaces invalid UTF-8; raises
+    """Read text to translate, with invalid UTF-8 replaced as in `mtrain translate`; raises
     `UserError` unless it matches the references line for line.
     """
     counts: Counter[str] = Counter()
@@ -36,12 +36,12 @@ def _checked(
 ) -> list[str]:
     warn_of_counts(counts)
     if references:
-        check_equal(path, len(lines), "the reference", len(references[0]))
+        check_same_length(path, len(lines), "the reference", len(references[0]))
     return lines
 
 
-def check_equal(name: object, lines: int, other_name: object, other_lines: int) -> None:
-    """Raise `UserError` unless two texts with these names have the same number of lines."""
+def check_same_length(name: object, lines: int, other_name: object, other_lines: int) -> None:
+    """Raise `UserError` unless two texts have the same number of lines."""
     if lines != other_lines:
         counts = f"{name} has {lines} lines but {other_name} has {other_lines}"
-        raise UserError(f"{counts}: they must match line for line")
+        raise UserError(f"{counts}; they must match line for line")

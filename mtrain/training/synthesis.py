@@ -44,7 +44,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import threads_of
-from mtrain.translation.loading import PATHS, choice, load_with_tag
+from mtrain.translation.loading import PATHS, load_with_tag, tag_advice
 from mtrain.translation.translator import Translator
 
 FORMAT = 1  # of a shard in the cache
@@ -225,7 +225,7 @@ class Synthesizer:
         if tag is not None and tag not in model.tags:
             raise RefusedError(
                 f"{self.key}.model_tag: {self.entry.model[0]} does not know the tag {tag}; "
-                f"{choice(model.tags)}"
+                f"{tag_advice(model.tags)}"
             )
         if tag is None and all(corpus.tag for corpus in data.train):
             tags = ", ".join(sorted({str(corpus.tag) for corpus in data.train}))
@@ -323,7 +323,7 @@ class Synthesizer:
         sources = [source for source, _ in pairs]
         translations, cut = translator.translate(sources, first=number * SHARD)
         encoded, _ = translator.loaded.encode_sources(sources)
-        limits = [translator.loaded.limit(len(ids)) for ids in encoded]
+        limits = [translator.loaded.target_limit(len(ids)) for ids in encoded]
         for index in cut:  # only a part of the line was translated
             limits[index] = 0
         lines = []

@@ -32,7 +32,7 @@ from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring import metrics
-from mtrain.scoring.notes import explain
+from mtrain.scoring.notes import find_faults
 from mtrain.training.resume import Checkpoints, Session
 from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
@@ -214,7 +214,7 @@ class Validation:
             logger.info("signature of BLEU: %s", signature)
         with suppress(UserError):  # the file may be gone
             sources, references, hypotheses = self._translated(best["checkpoint"])
-            for note in explain(hypotheses, [references], sources)[:1]:
+            for note in find_faults(hypotheses, [references], sources)[:1]:
                 logger.warning("%s", note)
         if self.history.outlook:
             logger.info("%s", self.history.outlook)

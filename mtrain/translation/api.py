@@ -13,7 +13,7 @@ from mtrain.translation.translator import Translation, Translator, check_options
 
 
 class Model:
-    """A trained model or an ensemble. Lines that are too long are cut, as by `mtrain translate`."""
+    """A trained model or an ensemble. Lines that are too long are cut, as in `mtrain translate`."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -37,12 +37,12 @@ class Model:
         seed: int | None = None,
         **search: Any,
     ) -> str | list[str] | list[list[Translation]]:
-        """Translate lines, or one line. With `n_best`, return that many hypotheses of each line;
-        with `mbr`, choose the most typical of that many. `tag` is put before each line. With
-        `sample=True`, draw translations, with `seed` or the seed of the run.
+        """Translate one line or several. With `n_best`, return this number of hypotheses for each
+        line; with `mbr`, choose from this number of hypotheses by minimum Bayes risk. `tag` is put
+        before each line. With `sample=True`, draw translations with `seed` (default: the run's).
 
-        `search` overrides settings of the run's `decode` section: `beam_size`, `length_penalty`,
-        `batch_tokens` and so on. Raises `UserError`.
+        `search` overrides settings of the run's `decode` section, such as `beam_size` or
+        `length_penalty`. Raises `UserError`.
         """
         decode, beam_size = override_decode(self.loaded.decode, **search), search.get("beam_size")
         check_options(decode, beam_size=beam_size, n_best=n_best, mbr=mbr, seed=seed)
@@ -50,7 +50,8 @@ class Model:
             decode = override_decode(decode, beam_size=max(int(n_best), decode.beam_size))
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
-        loaded.decoder = self.loaded.decoder  # its matrices are packed once
+        # reuse the decoder, whose matrices are packed already
+        loaded.decoder = self.loaded.decoder
         translator = Translator(loaded, seed=seed, samples=n_best or 1, mbr=mbr)
         translations, _ = translator.translate(lines, scored=n_best is not None)
         if n_best is not None:
@@ -74,8 +75,8 @@ class Model:
     def attention(
         self, source: str, target: str | None = None, *, tag: str | None = None
     ) -> Attention:
-        """Return the attention weights of a sentence pair; `target` is by default the translation.
-        For an ensemble, return the weights of its first model. Raises `UserError`.
+        """Return the attention weights of a sentence pair; the default `target` is the model's
+        translation. An ensemble returns the weights of its first model. Raises `UserError`.
         """
         _check_line(source, "source")
         if target is not None:
@@ -88,16 +89,16 @@ class Model:
 
 
 def _as_lines(lines: Sequence[str], name: str) -> list[str]:
-    """Return lines as a list; raises `RefusedError` for anything else."""
+    """Return lines as a list; raises `RefusedError` unless all are strings."""
     if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
         raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")
-    texts = list(lines)
-    for index, line in enumerate(texts):
+    result = list(lines)
+    for index, line in enumerate(result):
         _check_line(line, f"{name}[{index}]")
-    return texts
+    return result
 
 
 def _check_line(line: object, name: str) -> None:
-    """Raise `RefusedError` unless a line is a text."""
+    """Raise `RefusedError` unless a line is a string."""
     if not isinstance(line, str):
         raise RefusedError(f"{name}: expected a line, not {type(line).__name__}")

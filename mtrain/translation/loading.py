@@ -1,4 +1,4 @@
-"""Loading models for translation: a run's best model or a checkpoint, alone or as an ensemble."""
+"""Load models for translation: a run's best model, a checkpoint, or an ensemble of several."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,75 +22,74 @@ from mtrain.model.decoder import Decoder, Ensemble
 from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot
-from mtrain.runtime.device import (
-    compute_dtype,
-    out_of_memory_as,
-    pick_device,
-)
+from mtrain.runtime.device import compute_dtype, out_of_memory_as, pick_device
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, is_utf8
 from mtrain.runtime.log import logger
 from mtrain.runtime.workers import available_threads
 
 PATHS = TypeAdapter(list[Path])
-# Ids of lines without eos, and the indices of lines that were cut.
+# Ids of each line without eos, and the indices of the lines that were cut.
 Encoded = tuple[list[NDArray[np.int64]], list[int]]
 
 
 @dataclass
 class LoadedModel:
-    """A model on its device, or an ensemble, with vocabulary and settings. Lengths are in tokens
-    with eos.
+    """A model or an ensemble on its device, with its vocabulary and settings. Lengths are in tokens
+    and count eos.
+
+    `other_models` are the further models of an ensemble, `tag` is put before each source.
     """
 
     model: Transformer
     tokenizer: Tokenizer
     decode: DecodeConfig
     config: Config
-    others: tuple["LoadedModel", ...] = ()  # of an ensemble, with the same vocabulary
+    other_models: tuple["LoadedModel", ...] = ()
     check_stop: Callable[[], None] = lambda: None
-    tag: str | None = None  # put before each source
+    tag: str | None = None
 
     def __post_init__(self) -> None:
         self.device = self.model.output.weight.device
         self.ids = SpecialIds.of(self.tokenizer)
         self.tag_ids = self.tokenizer.tag_ids(self.tag)
-        others = [other.config.tags for other in self.others]
-        self.tags = [tag for tag in self.config.tags if all(tag in known for known in others)]
-        self.members = (self.model, *(other.model for other in self.others))
-        for model in self.members:
+        other_tags = [other.config.tags for other in self.other_models]
+        self.tags = [tag for tag in self.config.tags if all(tag in tags for tags in other_tags)]
+        self.all_models = (self.model, *(other.model for other in self.other_models))
+        for model in self.all_models:
             model.eval()
 
     def tagged(self, tag: str | None) -> "LoadedModel":
-        """Return the same model with a tag before each source; raises `RefusedError` for a tag that
-        it, or a model of an ensemble, does not know.
+        """Return this model with a tag before each source; raises `RefusedError` for a tag that it
+        or another model of the ensemble does not know.
         """
         if tag is not None and tag not in self.tags:
-            raise RefusedError(f"tag {tag}: the model does not know this tag; {choice(self.tags)}")
+            advice = tag_advice(self.tags)
+            raise RefusedError(f"tag {tag}: the model does not know this tag; {advice}")
         return self if tag == self.tag else replace(self, tag=tag)
 
     @property
     def directions(self) -> list[tuple[str, str]]:
-        """Source and target language of each direction of the text with the tag."""
+        """Source and target language of each translation direction of the corpora with the tag."""
         data = self.config.data
-        same = [corpus for corpus in data.corpora.values() if corpus.tag == self.tag]
-        return list(dict.fromkeys(map(data.languages, same))) or data.directions
+        tagged = [corpus for corpus in data.corpora.values() if corpus.tag == self.tag]
+        return list(dict.fromkeys(map(data.languages, tagged))) or data.directions
 
     @property
     def tgt_lang(self) -> str:
-        """Target language of the text with the tag, if all corpora with it agree."""
+        """Target language of the corpora with the tag, or `data.tgt_lang` if they differ."""
         languages = {tgt for _, tgt in self.directions}
         return languages.pop() if len(languages) == 1 else self.config.data.tgt_lang
 
     @cached_property
     def decoder(self) -> Decoder | Ensemble:
-        """The step function of the search; made when it is first needed."""
-        return Ensemble(self.members) if self.others else Decoder(self.model)
+        """The model as a step function for the search."""
+        return Ensemble(self.all_models) if self.other_models else Decoder(self.model)
 
     @property
     def positions_limit(self) -> int | None:
-        """Longest sequence that learned positions allow; None for sinusoidal ones."""
-        shapes = [model.shape for model in self.members if model.shape.positions == "learned"]
+        """Longest sequence that learned positions allow; None for sinusoidal positions."""
+        shapes = [model.shape for model in self.all_models if model.shape.positions == "learned"]
         return min((shape.max_positions for shape in shapes), default=None)
 
     @property
@@ -101,18 +100,21 @@ class LoadedModel:
 
     @property
     def max_target_length(self) -> int:
-        """Longest target that is scored: the longest that a translation can have."""
-        return self.limit(self.max_source_length - 1)
+        """Longest target that is scored: the longest possible translation."""
+        return self.target_limit(self.max_source_length - 1)
 
-    def limit(self, source_length: int, prefix_length: int = 0) -> int:
-        """Return the longest target for a source and a prefix of these lengths without eos."""
+    def target_limit(self, source_length: int, prefix_length: int = 0) -> int:
+        """Return the longest allowed target for a source and a prefix of these lengths, which do
+        not count eos.
+        """
         limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
         limit = max(limit, prefix_length + 1)
         return min(limit, self.positions_limit or limit)
 
-    def most_characters(self, tokens: int) -> int:
-        """Return how many characters of a line are tokenized: more than this number of tokens can
-        hold, except for lines of blanks. SentencePiece takes some fifty times the memory of a text.
+    def max_characters(self, tokens: int) -> int:
+        """Return the number of characters of a line that are tokenized: more than fit into this
+        number of tokens, except for runs of blanks. SentencePiece needs about 50 times the memory
+        of its text.
         """
         longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
         return min(tokens * longest, MAX_TEXT_LENGTH)
@@ -125,24 +127,24 @@ class LoadedModel:
         """Encode targets, cut to their limit."""
         return self._encode(lines, self.max_target_length - 1, [])
 
-    def _encode(self, lines: list[str], most: int, begin: list[int]) -> Encoded:
-        characters, most = self.most_characters(most + 1), most - len(begin)
-        encoded = self.tokenizer.encode([_readable(line, characters) for line in lines])
+    def _encode(self, lines: list[str], max_ids: int, tag_ids: list[int]) -> Encoded:
+        max_characters, max_ids = self.max_characters(max_ids + 1), max_ids - len(tag_ids)
+        encoded = self.tokenizer.encode([_valid_text(line, max_characters) for line in lines])
         cut = [
             index
             for index, (ids, line) in enumerate(zip(encoded, lines, strict=True))
-            if len(ids) > most or len(line) > characters
+            if len(ids) > max_ids or len(line) > max_characters
         ]
-        return [np.array(begin + ids[:most], np.int64) for ids in encoded], cut
+        return [np.array(tag_ids + ids[:max_ids], np.int64) for ids in encoded], cut
 
-    def texts(self, ids: list[list[int]]) -> list[str]:
-        """Return a line of text for each list of ids; a generated newline becomes a space."""
+    def decode_targets(self, ids: list[list[int]]) -> list[str]:
+        """Return the text of each list of ids; newlines become spaces."""
         return [text.replace("\n", " ") for text in self.tokenizer.decode(ids)]
 
 
-def _readable(line: str, most: int) -> str:
-    """Cut a line to a number of characters; half a surrogate pair is read as U+FFFD."""
-    text = shorten_text(line, most)
+def _valid_text(line: str, max_characters: int) -> str:
+    """Cut a line to a number of characters and replace half a surrogate pair by U+FFFD."""
+    text = shorten_text(line, max_characters)
     if is_utf8(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -151,30 +153,31 @@ def _readable(line: str, most: int) -> str:
 def load(
     *paths: Path, device: str = "auto", precision: str = "auto", **decode: object
 ) -> LoadedModel:
-    """Load a run's best model or a checkpoint, or several as an ensemble, which knows the tags that
-    all do; `decode` overrides the search settings of the first. Raises `UserError`.
+    """Load the best model of a run, or a checkpoint. Several paths make an ensemble, which knows
+    the tags that all its models know. `decode` overrides the search settings of the first model.
+    Raises `UserError`.
     """
-    found: list[LoadedModel] = []
+    models: list[LoadedModel] = []
     for directory in map(checkpoint.resolve, paths):
         snapshot = checkpoint.load_or_name_intact(directory)
-        if found and snapshot.tokenizer != found[0].tokenizer.proto:
+        if models and snapshot.tokenizer != models[0].tokenizer.proto:
             raise RefusedError(
-                f"{directory}: has another vocabulary than {paths[0]}; the models of an ensemble "
-                "must share one"
+                f"{directory}: has another vocabulary than {paths[0]}; an ensemble needs models "
+                "with the same vocabulary"
             )
-        own = {} if found else decode
-        found.append(unpack(snapshot, directory, own, device=device, precision=precision))
-        _check_languages(found[0].config, found[-1].config, paths[0], directory)
-    return replace(found[0], others=tuple(found[1:]))
+        overrides = {} if models else decode
+        models.append(unpack(snapshot, directory, overrides, device=device, precision=precision))
+        _check_languages(models[0].config, models[-1].config, paths[0], directory)
+    return replace(models[0], other_models=tuple(models[1:]))
 
 
-def choice(tags: list[str]) -> str:
-    """Return what to do instead of naming an unknown tag."""
-    return f"choose one of {', '.join(tags)}" if tags else "it has none"
+def tag_advice(tags: list[str]) -> str:
+    """Return the advice for an unknown tag."""
+    return f"choose one of {', '.join(tags)}" if tags else "it has no tags, so leave the tag out"
 
 
 def load_with_tag(*paths: Path, tag: str | None = None, **options: Any) -> LoadedModel:
-    """Load models as `load` does and choose a tag; without one, name those of the training text."""
+    """Load models as `load` does, with a tag; without a tag, log the tags of the training text."""
     loaded = load(*paths, **options).tagged(tag)
     tags = [corpus.tag for corpus in loaded.config.data.train]
     named = ", ".join(dict.fromkeys(filter(None, tags)))
@@ -189,14 +192,15 @@ def load_on_ranks(
     paths: list[Path], ranks: Ranks, *, device: str, precision: str, **options: Any
 ) -> LoadedModel:
     """Load the same models on every rank, each on its own device; raises `RefusedError` if the
-    copies of several machines differ.
+    copies on several machines differ.
     """
-    # rank 0 alone chooses: the best checkpoint of a run in training may change
+    # rank 0 resolves the paths for all ranks: the best checkpoint of a run in training may change
     chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
 
     def load_here() -> LoadedModel:
         threads = available_threads() // ranks.local_size
-        if ranks.size == 1:  # torchrun sets it to 1
+        # with several ranks, torchrun has set the number of threads to 1
+        if ranks.size == 1:
             threads = min(threads, torch.get_num_threads())
         torch.set_num_threads(max(1, threads))
         name = str(device_of(device, ranks))
@@ -211,8 +215,8 @@ def load_on_ranks(
 
 
 def _check_languages(config: Config, other: Config, path: Path, directory: Path) -> None:
-    """Refuse an ensemble of opposite directions; warn of other differences between languages, as
-    one language may have two codes.
+    """Refuse an ensemble of opposite translation directions, and warn of other differences: two
+    codes may name the same language.
     """
     ours, theirs = config.data.directions, other.data.directions
     if set(ours) & set(theirs):
@@ -221,9 +225,9 @@ def _check_languages(config: Config, other: Config, path: Path, directory: Path)
     directions = f"{directory}: translates {other_src} to {other_tgt}, but {path} {src} to {tgt}"
     if src == other_tgt or tgt == other_src:
         raise RefusedError(
-            f"{directions}; the models of an ensemble must have one direction, so leave one out"
+            f"{directions}; an ensemble needs models of one direction; leave one model out"
         )
-    logger.warning("%s; are these languages the same?", directions)
+    logger.warning("%s; check that these are the same languages", directions)
 
 
 def unpack(
@@ -235,14 +239,15 @@ def unpack(
     precision: str = "auto",
     check_stop: Callable[[], None] = lambda: None,
 ) -> LoadedModel:
-    """Put a checkpoint's model on a device, with search settings that `decode` overrides; errors
+    """Build the model of a checkpoint on a device. `decode` overrides its search settings; errors
     name its directory.
     """
     config = parse_stored_config(snapshot.config, str(directory / layout.CONFIG))
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / layout.TOKENIZER))
     shape = shape_of(config, tokenizer.vocab_size, tokenizer.pad_id)
     target = pick_device(device)
-    with torch.device("meta"):  # a config may ask for any size: no memory before the weights agree
+    # allocate no memory for a size that only the config claims, until the weights are checked
+    with torch.device("meta"):
         model = build(shape, target)
     check_weights(dict(model.named_parameters()), snapshot.weights, directory)
     with out_of_memory_as(lambda: f"{directory}: out of memory; free some"):
@@ -250,6 +255,6 @@ def unpack(
         set_compute_dtype(model, compute_dtype(precision, target, training=False))
         model.to(target)
     settings = override_decode(config.decode, **decode)
-    text = "%s: %d parameters, on %s, precision %s; %s"
-    logger.debug(text, directory, model.num_parameters, target, precision, settings)
+    message = "%s: %d parameters, on %s, precision %s; %s"
+    logger.debug(message, directory, model.num_parameters, target, precision, settings)
     return LoadedModel(model, tokenizer, settings, config, check_stop=check_stop)

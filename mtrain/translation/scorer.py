@@ -5,23 +5,21 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mtrain.data.batches import batch_by_tokens, collate
+from mtrain.data.store import IdPairs, Ids
 from mtrain.model.decoder import mean_log_probs
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.translation.loading import LoadedModel
-from mtrain.translation.translator import lack_of_memory
+from mtrain.translation.translator import out_of_memory_message
 
-Ids = list[NDArray[np.int64]]
-
-MAX_VALUES = 1 << 24  # largest number of logits computed at a time
+MAX_LOGITS = 1 << 24  # computed at a time
 
 
 class Scorer:
-    """Scores targets given their sources; cuts lines that are too long."""
+    """Scores targets given their sources. Lines that are too long are cut."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -47,43 +45,45 @@ class Scorer:
         return math.fsum(nll.tolist()) / sum(len(ids) + 1 for ids in tgt)
 
     @torch.no_grad()
-    def pair_nll(self, src: Ids, tgt: Ids, first: int = 0, every: int = 1) -> Tensor:
+    def pair_nll(self, src: list[Ids], tgt: list[Ids], rank: int = 0, num_ranks: int = 1) -> Tensor:
         """Return the negative log-likelihood of each pair of ids without eos: (pairs,), fp64, CPU.
-        Only batches number `first`, `first` + `every` and so on are scored; other pairs get 0.
+        With several ranks, only this rank's batches are scored; other pairs get 0.
         """
         lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
         result = torch.zeros(len(src), dtype=torch.float64)
-        self.loaded.check_stop()  # this rank may have no batch
+        # a rank without batches checks too
+        self.loaded.check_stop()
         batches = batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens)
-        for indices in batches[first::every]:
+        for indices in batches[rank::num_ranks]:
             self.loaded.check_stop()
-            message = partial(lack_of_memory, len(indices), int(lengths[indices].max()))
+            message = partial(out_of_memory_message, len(indices), int(lengths[indices].max()))
             with out_of_memory_as(message):
                 nll = self._batch_nll([(src[i], tgt[i]) for i in indices])
             result[torch.from_numpy(indices)] = nll
         return result
 
-    def _batch_nll(self, pairs: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Tensor:
+    def _batch_nll(self, pairs: IdPairs) -> Tensor:
         loaded = self.loaded
         batch = collate(pairs, loaded.ids).to(loaded.device)
-        hidden = [  # (N, D) of each model
+        # (N, D) for each model
+        hidden = [
             model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
-            for model in loaded.members
+            for model in loaded.all_models
         ]
-        rows = max(1, MAX_VALUES // loaded.tokenizer.vocab_size)
+        rows = max(1, MAX_LOGITS // loaded.tokenizer.vocab_size)
         token_scores = []
         for start in range(0, batch.num_tokens, rows):
             log_probs = self._log_probs([states[start : start + rows] for states in hidden])
             targets = batch.targets[start : start + rows, None]
             token_scores.append(log_probs.gather(1, targets)[:, 0])
         nll = -torch.cat(token_scores).cpu().double()
-        pair_index = batch.positions.cpu() // batch.tgt_out.shape[1]  # of each token
-        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, pair_index, nll)
+        pair_of_token = batch.positions.cpu() // batch.tgt_out.shape[1]
+        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, pair_of_token, nll)
 
     def _log_probs(self, hidden: list[Tensor]) -> Tensor:
-        """Return log-probabilities of the next token: (N, D) of each model -> (N, V)."""
-        members = [
+        """Return the log-probabilities of the next token: (N, D) for each model -> (N, V)."""
+        log_probs = [
             model.project(states).float().log_softmax(-1)
-            for model, states in zip(self.loaded.members, hidden, strict=True)
+            for model, states in zip(self.loaded.all_models, hidden, strict=True)
         ]
-        return mean_log_probs(members) if len(members) > 1 else members[0]
+        return mean_log_probs(log_probs) if len(log_probs) > 1 else log_probs[0]

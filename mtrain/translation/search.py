@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 Normalize = Callable[[int], float]  # from a length counted with eos to the divisor of a score
-# A search that has enough ended hypotheses goes on while a live one leads them by more than this,
-# in nats. 1 is enough to find the texts of a search that never ends early.
+# A search with enough ended hypotheses goes on while a live one is better than all of them by more
+# than this, in nats. With 1.0, the texts are those of a search that never ends early.
 LIVE_MARGIN = 1.0
-# With fewer blocks, sorting all extensions is as fast: see `_best`.
+# With fewer blocks, sorting all extensions is as fast; see `_best`.
 MIN_BLOCKS = 32
 
 
@@ -95,11 +95,11 @@ def length_normalizer(norm: str, alpha: float) -> Normalize:
 
 
 class BeamSearch:
-    """A beam search for each sentence of `rules`; sentences that are done leave the batch.
+    """A beam search for each sentence of `rules`; finished sentences leave the batch.
 
-    A sentence is done when `beam_size` hypotheses have ended, as in fairseq and CTranslate2, unless
-    a live one is far likelier than these; or at its own limit. If eos has no probability even
-    there, the best unended hypothesis is returned.
+    A sentence is done at its length limit, or when `beam_size` hypotheses have ended, as in fairseq
+    and CTranslate2, unless a live hypothesis is far likelier than these. If eos has no probability
+    at the limit, the best unended hypothesis is returned.
 
     `sentences` holds the indices of the B sentences still searched; a "position" is an index into
     it, and into the first dimension of `scores`.
@@ -121,8 +121,8 @@ class BeamSearch:
         self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], state: Any, bos_id: int
     ) -> list[list[Hypothesis]]:
         """Return the best hypotheses of each sentence, best first. `step` maps tokens (N,) and a
-        state to log-probabilities (N, V) of the next token and a new state. The state's
-        `select(rows, sentences)` selects hypotheses and sentences (None: all) by index.
+        state to log-probabilities (N, V) of the next token and a new state. `select(rows,
+        sentences)` of the state selects hypotheses and sentences (None: all) by index.
         """
         tokens = torch.full((len(self.sentences),), bos_id, device=self.device)
         while self.sentences:
@@ -167,12 +167,12 @@ class BeamSearch:
         among W * V, both (B, C).
         """
         _, W, V = log_probs.shape
-        # up to beam_size candidates may be eos, one per live hypothesis, and beam_size must go on
+        # each live hypothesis may have eos among the best, and beam_size others must remain
         count = 2 * self.beam_size if self.beam_size > 1 else 1
         return _best(self.scores, log_probs, min(count, W * V))
 
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
-        """Add those of the best `beam_size` candidates that ended to the ended hypotheses."""
+        """Add the ended ones of the best `beam_size` candidates to the ended hypotheses."""
         positions, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
         if not len(positions):
             return
@@ -195,7 +195,7 @@ class BeamSearch:
     def _drop(self, done: set[int]) -> Tensor | None:
         """Remove the sentences at the positions `done`. Return the old positions of the sentences
         that stay, or None if all stay. The last sentences fill the gaps, so that few caches move:
-        of 5, without 0 and 3, there stay [4, 1, 2].
+        if 0 and 3 of five sentences are done, return [4, 1, 2].
         """
         if not done:
             return None
@@ -206,9 +206,9 @@ class BeamSearch:
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Whether a sentence is at its limit, or has enough ended hypotheses and no live one leads
-        by `LIVE_MARGIN`: when a model is sure of its words, unlikely endings fill the beam early.
-        A beam of 1 is greedy search, which ends with its first eos.
+        """Whether a sentence is at its limit, or has enough ended hypotheses and no live one is
+        better by `LIVE_MARGIN`. Without the margin, a confident model would stop too early, with a
+        beam full of unlikely endings. A beam of 1 is greedy search, which ends with its first eos.
         """
         ended, length = self.ended[sentence], self.hypotheses.shape[1] + 1
         if length >= self.rules.max_lens[sentence]:
@@ -225,14 +225,14 @@ class BeamSearch:
     def _best_unended(
         self, scores: Tensor, rows: Tensor, tokens: Tensor, ends: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Keep the scores of the best W' candidates per sentence that have not ended; return their
-        rows among N and tokens, both (B * W',). `ends` (B, C) marks eos; None: no candidate ended.
+        """Keep the scores of the best W' unended candidates per sentence; return their rows among N
+        and tokens, both (B * W',). `ends` (B, C) marks eos; None: no candidate ended.
         """
         C = scores.shape[1]
         W = min(self.beam_size, C)
         if ends is None:
             rows, tokens, self.scores = rows[:, :W], tokens[:, :W], scores[:, :W]
-        else:  # sort by rank, those that ended last
+        else:  # sort by rank, but ended candidates after all others
             unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
             best = unended_first[:, :W]
             rows, tokens, self.scores = (x.gather(1, best) for x in (rows, tokens, scores))
@@ -268,15 +268,15 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor
     """Return the scores and indices of the `count` best of W * V extensions, best first: (B, W)
     scores of hypotheses, (B, W, V) log-probabilities of next tokens -> two of (B, count).
 
-    On the CPU a partial sort of all extensions takes longer than computing them. But the `count`
-    best are in the `count` blocks with the largest maxima, and sorting only these takes a tenth of
-    the time. With V = 8000, each hypothesis has 125 blocks of 64 values.
+    On the CPU, a partial sort of all extensions takes longer than computing them. But the `count`
+    best extensions are in the `count` blocks with the largest maxima, and sorting only these takes
+    a tenth of the time. With V = 8000, each hypothesis has 125 blocks of 64 values.
     """
     B, W, V = log_probs.shape
     if B == W == count == 1:
         best, token = log_probs.view(1, V).max(1, keepdim=True)
         return scores + best, token
-    # maxima are fast if a block consists of whole vectors, of 32 values
+    # maxima are fast in blocks of whole vectors (32 values)
     size = next((n for n in (128, 96, 64, 32, *range(127, 15, -1)) if V % n == 0), V)
     num_blocks = V // size  # of a hypothesis
     if log_probs.device.type != "cpu" or W * num_blocks < max(count, MIN_BLOCKS):

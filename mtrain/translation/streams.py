@@ -1,4 +1,4 @@
-"""Streams of lines through a model: one output line per input line, in order, in bounded memory."""
+"""Translate and score streams of lines in bounded memory; results have the order of the input."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -19,13 +19,13 @@ from mtrain.corpus.lines import (
 )
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import TruncatedLines, progress_bar, warn_of_counts
-from mtrain.scoring.references import check_equal
+from mtrain.scoring.references import check_same_length
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
 
-# Lines that are translated together, each with the prefix of its translation.
+# Lines that are translated together, each with its target prefix.
 WINDOW = TypeAdapter(list[tuple[str, str]])
 
 
@@ -41,60 +41,63 @@ def translate_stream(
     alignments: IO[bytes] | None = None,
     line_buffered: bool = False,
 ) -> None:
-    """Translate every line of `source` to `sink`, in windows or one by one; rank 0 reads and
-    writes. `lines` is their number, if that is known.
+    """Translate the lines of `source` to `sink`, in windows, or one by one if `line_buffered`. Only
+    rank 0 reads and writes.
 
-    `prefixes` has a prefix for each translation, line for line; word alignments go to `alignments`.
+    `lines` is the number of lines, if known. `prefixes` is a file with a target prefix for each
+    line. Word alignments are written to `alignments`.
     """
     ranks, loaded = translator.ranks, translator.loaded
     counts: Counter[str] = Counter()
-    most = loaded.most_characters(loaded.max_source_length)
-    texts = _shortened(strip_line_ends(source, counts), counts, most)
+    max_characters = loaded.max_characters(loaded.max_source_length)
+    texts = _shortened(strip_line_ends(source, counts), counts, max_characters)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done, cut = 0, TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.from_rank_0(lambda: next(windows, []), WINDOW):
-            some, begun = [line for line, _ in rows], [prefix for _, prefix in rows]
-            results, places = translator.translate(
-                some,
+            window = [line for line, _ in rows]
+            results, cut_indices = translator.translate(
+                window,
                 bar.update,
-                prefixes=begun if prefixes else None,
+                prefixes=[prefix for _, prefix in rows] if prefixes else None,
                 first=done,
                 scored=scores or n_best is not None,
             )
-            cut.add(done + place for place in places)
+            cut.add(done + index for index in cut_indices)
             if ranks.is_rank_0:
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))
                 if alignments is not None:
-                    links = align(loaded, some, [found[0].text for found in results])
+                    best = [hypotheses[0].text for hypotheses in results]
+                    links = align(loaded, window, best)
                     alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 for stream in filter(None, (sink, alignments)):
                     stream.flush()
-            done += len(some)
+            done += len(window)
     warn_of_counts(counts)
     cut.warn(loaded.max_source_length)
 
 
-def _shortened(lines: Iterable[bytes], counts: Counter[str], most: int) -> Iterator[str]:
-    """Decode lines and cut those of more than `most` characters, but leave enough that the model's
-    cut is noticed, so that a window of lines fits into memory.
+def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int) -> Iterator[str]:
+    """Decode lines and cut them, so that a window of lines fits into memory. One character more
+    than `max_characters` stays, so that the model counts the line as cut.
     """
-    return (line[: most + 1] for line in decode_lines(lines, counts))
+    return (line[: max_characters + 1] for line in decode_lines(lines, counts))
 
 
 def _with_prefixes(
     texts: Iterator[str], path: Path, counts: Counter[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each line with its prefix; raises `UserError` if there are more prefixes, or fewer."""
+    """Yield each line with its prefix; raises `UserError` if their numbers differ."""
     prefixes = decode_lines(read_file(path, counts), counts)
     for number, (text, prefix) in enumerate(zip_longest(texts, prefixes), 1):
         if text is None or prefix is None:
+            comparison = "more" if text is None else "fewer"
             raise UserError(
-                f"--target-prefix: it has {'more' if text is None else 'fewer'} lines than the "
-                f"text (after line {number - 1:,}); they must match line for line"
+                f"{path}:{number}: {comparison} prefixes than lines to translate; give one prefix "
+                "for each line"
             )
         if is_too_long(prefix):
             raise UserError(f"{path}:{number}: {TOO_LONG}; shorten the prefix")
@@ -104,53 +107,57 @@ def _with_prefixes(
 def _format(
     index: int, hypotheses: list[Translation], n_best: int | None, scores: bool
 ) -> Iterator[bytes]:
-    for each in hypotheses[: n_best or 1]:
-        score = f"{each.score:.6f}\t" if scores or n_best is not None else ""
+    """Yield the output lines of the input line with this index."""
+    for hypothesis in hypotheses[: n_best or 1]:
+        score = f"{hypothesis.score:.6f}\t" if scores or n_best is not None else ""
         number = f"{index}\t" if n_best is not None else ""
-        yield f"{number}{score}{each.text}\n".encode()
+        yield f"{number}{score}{hypothesis.text}\n".encode()
 
 
 def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[float]:
     """Yield the natural log-probability of each target line given its source line."""
     counts: Counter[str] = Counter()
-    total = _count_equal(source, target, loaded.check_stop)
+    total = _count_lines(source, target, loaded.check_stop)
     limits = ((source, loaded.max_source_length), (target, loaded.max_target_length))
     sides = (
-        _shortened(read_file(path, counts), counts, loaded.most_characters(tokens))
+        _shortened(read_file(path, counts), counts, loaded.max_characters(tokens))
         for path, tokens in limits
     )
     scorer, cut, done = Scorer(loaded), (TruncatedLines(), TruncatedLines()), 0
     with progress_bar(total, "line", "scoring") as bar:
-        for some in chunked(_aligned(source, target, *sides), loaded.decode.window):
-            src, tgt = zip(*some, strict=True)
-            values, places = scorer.score(list(src), list(tgt))
+        for pairs in chunked(_paired(source, target, *sides), loaded.decode.window):
+            src, tgt = zip(*pairs, strict=True)
+            scores, cut_indices = scorer.score(list(src), list(tgt))
             for side in (0, 1):
-                cut[side].add(done + place for place in places[side])
-            yield from values
-            done += len(values)
-            bar.update(len(values))
+                cut[side].add(done + index for index in cut_indices[side])
+            yield from scores
+            done += len(scores)
+            bar.update(len(scores))
     warn_of_counts(counts)
     cut[0].warn(loaded.max_source_length, str(source))
     cut[1].warn(loaded.max_target_length, str(target))
 
 
-def _count_equal(source: Path, target: Path, check: Callable[[], None]) -> int | None:
-    """Return the number of lines of both files, or None if one can be read only once, like a pipe;
-    raises `UserError` if they differ.
+def _count_lines(source: Path, target: Path, check_stop: Callable[[], None]) -> int | None:
+    """Return the number of lines of each file, or None if one is a pipe, which can be read only
+    once; raises `UserError` if the numbers differ.
     """
     if not (source.is_file() and target.is_file()):
         return None
-    src, tgt = (scan_file(path, check)[0] for path in (source, target))
-    check_equal(source, src, target, tgt)
-    return src
+    src_lines, tgt_lines = (scan_file(path, check_stop)[0] for path in (source, target))
+    check_same_length(source, src_lines, target, tgt_lines)
+    return src_lines
 
 
-def _aligned(
+def _paired(
     source: Path, target: Path, src: Iterator[str], tgt: Iterator[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield lines together; raises `UserError` at the end of the shorter of two pipes."""
+    """Yield pairs of lines; raises `UserError` if one side is shorter."""
     for number, (src_line, tgt_line) in enumerate(zip_longest(src, tgt)):
         if src_line is None or tgt_line is None:
-            short = source if src_line is None else target
-            raise UserError(f"{short}: ends after line {number:,}: they must match line for line")
+            short, long = (source, target) if src_line is None else (target, source)
+            raise UserError(
+                f"{short}: ends after line {number:,}, but {long} has more; they must match line "
+                "for line"
+            )
         yield src_line, tgt_line

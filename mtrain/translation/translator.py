@@ -1,9 +1,9 @@
-"""Lines in, lines out: batches by length, limits of each sentence, original order.
+"""Translate lists of lines.
 
-lines -> ids, cut at the limit            LoadedModel.encode_sources
--> batches of similar length        token budget / beam size
--> beam search or sampling          on a CPU several batches at a time, in threads or processes
--> texts in the order of the lines  with several ranks, gathered from all
+1. lines -> ids, cut at the limit    `LoadedModel.encode_sources`
+2. -> batches of similar lengths     within a token budget
+3. -> beam search or sampling        on CPUs, several batches at a time in threads or processes
+4. -> texts in the order of lines    gathered from all ranks
 """
 
 import math
@@ -28,24 +28,25 @@ from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.workers import CAN_FORK, map_tasks
-from mtrain.scoring.mbr import choose
+from mtrain.scoring.mbr import min_risk_index
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Sampling, TokenSampler
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 
-# Batches searched at a time on a CPU: Python's lock limits threads, memory bandwidth processes.
+# Batches searched at a time on a CPU. Python's global lock limits the number of threads, and memory
+# bandwidth the number of processes.
 MAX_THREADS = 4
 MAX_PROCESSES = 32
-MAX_HYPOTHESES = 1000  # of a line; the limit of `decode.beam_size`
-# Smallest number of padded source tokens x beam size for which another thread pays.
-WORTH_A_THREAD = 512
-# Batches that each rank translates between two exchanges of translations.
-ROUND = 8
-# Lines in the first window; `Translator.in_windows` doubles each next one.
+MAX_HYPOTHESES = 1000  # per line; the limit of `decode.beam_size`
+# Smallest number of source tokens x beam size per thread; for fewer, another thread does not help.
+MIN_TOKENS_PER_THREAD = 512
+# Batches that each rank translates before the ranks exchange their translations.
+BATCHES_PER_EXCHANGE = 8
+# Lines in the first window; `Translator.in_windows` doubles the size of each next window.
 FIRST_WINDOW = 1000
-DEATH = (
-    "a translating process has died; if it was killed for lack of memory, set OMP_NUM_THREADS "
-    "to fewer processes, or lower decode.batch_tokens (--batch-tokens)"
+PROCESS_DIED = (
+    "a translation process died, perhaps for lack of memory; set OMP_NUM_THREADS to use fewer "
+    "processes, or lower decode.batch_tokens (--batch-tokens)"
 )
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated line, the natural log-probability of its pieces with eos, and their number."""
+    """A translated line, and the natural log-probability and the number of its tokens with eos."""
 
     text: str
     score: float
@@ -62,8 +63,8 @@ class Translation:
 
 @dataclass(frozen=True)
 class Line:
-    """A line to translate: ids of the source and of the target's prefix, without eos, and the
-    line's number, which seeds sampling.
+    """A line to translate: ids of the source and of the target prefix, without eos, and the number
+    of the line, which seeds sampling.
     """
 
     source: NDArray[np.int64]
@@ -71,7 +72,7 @@ class Line:
     number: int = 0
 
 
-# Sentences of a batch, and the hypotheses of each sentence, best first.
+# Lines of a batch, and the hypotheses of each line, best first.
 Group = list[Line]
 Translated = list[list[Translation]]
 BATCHES = TypeAdapter(list[Translated])
@@ -85,8 +86,8 @@ def check_options(
     mbr: int | None = None,
     seed: int | None = None,
 ) -> None:
-    """Raise `RefusedError` for values of the wrong type or range, and for options that exclude each
-    other. `decode` are the settings to translate with, `beam_size` is None unless given explicitly.
+    """Raise `RefusedError` for values of a wrong type or range, and for options that exclude each
+    other. `decode` holds the settings to use; `beam_size` is None unless given explicitly.
     """
     largest = MAX_HYPOTHESES if beam_size is None else decode.beam_size
     limit = str(largest) if beam_size is None else f"beam_size {largest}"
@@ -123,10 +124,10 @@ class Translator:
         threads: int | None = None,
         in_processes: bool = False,
     ) -> None:
-        """`seed` is the seed of sampling (None: the run's), `samples` the draws per sentence. With
-        `mbr`, minimum Bayes risk chooses from this many hypotheses or samples. `threads` fixes the
-        number of CPU threads per batch, on which rounding depends. With `in_processes`, many
-        batches may be translated in processes of one thread each, on CPUs under Linux.
+        """`seed` is the seed of sampling (None: the run's), `samples` the number of draws per line.
+        With `mbr`, minimum Bayes risk chooses from this number of hypotheses or samples. `threads`
+        fixes the number of CPU threads per batch, on which rounding depends. `in_processes` allows
+        processes of one thread each when there are many batches, on CPUs under Linux.
         """
         self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
@@ -148,8 +149,8 @@ class Translator:
     ) -> tuple[list[list[Translation]], list[int]]:
         """Return the hypotheses of each line, best first, and the indices of lines that were cut.
 
-        Each translation starts with its line's prefix, if there are prefixes; `first` is the number
-        of the first line. Without `scored`, which takes longer, scores may be 0.
+        Translations start with the `prefixes` of their lines, if given; `first` is the number of
+        the first line. Without `scored`, translation is faster, but scores may be 0.
         """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
         indices = [index for index, line in enumerate(lines) if not is_blank(line)]
@@ -172,8 +173,8 @@ class Translator:
         return results, [indices[i] for i in cut]
 
     def in_windows(self, lines: Iterable[T], limit: int | None = None) -> Iterator[list[T]]:
-        """Yield lines in windows to translate together: up to `limit` lines (None: `decode.window`)
-        but fewer at first, so that a command that is stopped early has written some translations.
+        """Yield windows of up to `limit` lines (None: `decode.window`) to translate together. The
+        first windows are smaller, so that a command that is stopped early has written some lines.
         """
         rest, size = iter(lines), FIRST_WINDOW
         while window := list(islice(rest, min(size, limit or self.decode.window))):
@@ -186,7 +187,7 @@ class Translator:
         progress: Callable[[int], object] = lambda lines: None,
         cut: Callable[[Iterable[int]], object] = lambda indices: None,
     ) -> list[str]:
-        """Return the text of each line's best translation; `cut` gets the indices of lines that
+        """Return the best translation of each line. `cut` is called with the indices of lines that
         were cut.
         """
         texts: list[str] = []
@@ -199,19 +200,20 @@ class Translator:
     def _translate_on_ranks(self, batches: list[Group], scored: bool) -> Generator[Translated]:
         """Translate this rank's batches and gather the rest."""
         ranks = self.ranks
-        step = ROUND * ranks.size
-        for start in range(0, len(batches), step):
-            of_all_ranks = batches[start : start + step]
+        count = BATCHES_PER_EXCHANGE * ranks.size
+        for start in range(0, len(batches), count):
+            of_all_ranks = batches[start : start + count]
             own = self._translate_batches(of_all_ranks[ranks.rank :: ranks.size], scored)
             by_rank = [iter(results) for results in ranks.gather(partial(list, own), BATCHES)]
             for index in range(len(of_all_ranks)):
                 yield next(by_rank[index % ranks.size])
 
     def _translate_batches(self, batches: list[Group], scored: bool) -> Generator[Translated]:
-        """Translate batch by batch, on a CPU several at a time: the matrices of decoding are so
-        small that two cores finish two products sooner separately than together.
+        """Translate batches, on a CPU several at a time: the matrices of decoding are so small that
+        two cores compute two products faster separately than together.
         """
-        _ = self.loaded.decoder  # made once, before several threads or processes need it
+        # make the decoder once, before several threads or processes need it
+        _ = self.loaded.decoder
         translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
         at_once = min(threads, len(batches), MAX_THREADS)
         results: Generator[Translated]
@@ -234,22 +236,22 @@ class Translator:
         return min(torch.get_num_threads(), MAX_PROCESSES if self.in_processes else MAX_THREADS)
 
     def translate_batch(self, group: Group, scored: bool) -> Translated:
-        """Translate the sentences of a batch."""
-        longest = max(len(sentence.source) for sentence in group)
-        with out_of_memory_as(partial(lack_of_memory, len(group), longest)):
+        """Translate the lines of a batch."""
+        longest = max(len(line.source) for line in group)
+        with out_of_memory_as(partial(out_of_memory_message, len(group), longest)):
             results = self._sample(group) if self.decode.sample else self.search(group, scored)
-        texts = iter(self.loaded.texts([h.ids for hypotheses in results for h in hypotheses]))
+        texts = iter(self.loaded.decode_targets([h.ids for h in chain(*results)]))
         translations = [
             [Translation(next(texts), h.score, len(h.ids) + 1) for h in hypotheses]
             for hypotheses in results
         ]
         if self.mbr is None:
             return translations
-        return [[_most_alike(hypotheses[: self.mbr])] for hypotheses in translations]
+        return [[_min_risk(hypotheses[: self.mbr])] for hypotheses in translations]
 
     def _batches(self, sources: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Return batches of indices of sources, similar in length and within the token budget,
-        longest first. If batches are few, they are made smaller, so that all CPU cores finish at
+        longest first. A small number of batches is split further, so that all CPU cores finish at
         about the same time.
         """
         lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
@@ -259,7 +261,7 @@ class Translator:
         batches, total = split(budget), int(lengths.sum())
         # with `threads` given, batches must not depend on the machine
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
-        is_enough = total * width >= WORTH_A_THREAD * at_once
+        is_enough = total * width >= MIN_TOKENS_PER_THREAD * at_once
         if at_once > 1 and is_enough and len(batches) <= 2 * at_once:
             count = at_once * math.ceil(len(batches) / at_once)
             lowest = min(budget, max(1, total // count))
@@ -269,7 +271,7 @@ class Translator:
         return batches[::-1]
 
     def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each sentence by beam search, best first."""
+        """Return the hypotheses of each line by beam search, best first."""
         rules, device = self._rules(group), self.loaded.device
         if self.decode.beam_size == 1 and not scored:
             return self._run(GreedySearch(rules, device), group)
@@ -277,9 +279,9 @@ class Translator:
         return self._run(search, group)
 
     def _sample(self, group: Group) -> list[list[Hypothesis]]:
-        """Draw hypotheses of each sentence, best first."""
-        repeated = [sentence for sentence in group for _ in range(self.samples)]
-        seeds = [[self.seed, s.number, k] for s in group for k in range(self.samples)]
+        """Draw hypotheses of each line, best first."""
+        repeated = [line for line in group for _ in range(self.samples)]
+        seeds = [[self.seed, line.number, k] for line in group for k in range(self.samples)]
         sampler = TokenSampler(self.decode.temperature, self.decode.top_k, self.decode.top_p)
         rules, device = self._rules(repeated), self.loaded.device
         sampling = Sampling(rules, self.normalize, sampler, seeds, device)
@@ -288,21 +290,21 @@ class Translator:
         return [sampling.ranked(drawn[start : start + self.samples]) for start in starts]
 
     def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
-        loaded = self.loaded
-        sources = [sentence.source for sentence in group]
+        loaded, sources = self.loaded, [line.source for line in group]
         src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
-        decoder: Any = loaded.decoder  # Decoder or Ensemble, each with its own type of state
+        # Decoder and Ensemble have different types of state
+        decoder: Any = loaded.decoder
         step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
         with torch.inference_mode():
             return search.run(step, decoder.begin(src), loaded.ids.bos)
 
     def _rules(self, group: Group) -> Rules:
-        ids = self.loaded.ids
+        ids, prefixes = self.loaded.ids, [line.prefix for line in group]
         return Rules(
-            [self.loaded.limit(len(line.source), len(line.prefix)) for line in group],
+            [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group],
             ids.eos,
             banned=(ids.pad, ids.bos),
-            prefixes=[s.prefix for s in group] if any(s.prefix for s in group) else None,
+            prefixes=prefixes if any(prefixes) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
 
@@ -310,8 +312,8 @@ class Translator:
 def _smallest_budget(
     count_batches: Callable[[int], int], count: int, lowest: int, highest: int
 ) -> int:
-    """Return the smallest budget of tokens from `lowest` to `highest` that gives at most `count`
-    batches, or `highest` if none below does; a larger budget must not give more batches.
+    """Return the smallest budget from `lowest` to `highest` tokens that gives at most `count`
+    batches, or `highest` if no smaller one does. A larger budget must not give more batches.
     """
     while lowest < highest:
         middle = (lowest + highest) // 2
@@ -323,12 +325,12 @@ def _smallest_budget(
 
 
 def _in_threads(
-    translate: Callable[[Group], Translated], batches: list[Group], number: int, torch_threads: int
+    translate: Callable[[Group], Translated], batches: list[Group], count: int, torch_threads: int
 ) -> Generator[Translated]:
-    """Translate in `number` Python threads, each with `torch_threads` threads of torch."""
+    """Translate in `count` Python threads, each with `torch_threads` threads of torch."""
     before = torch.get_num_threads()
     set_threads = partial(torch.set_num_threads, torch_threads)
-    pool = ThreadPoolExecutor(max(1, number), initializer=set_threads)
+    pool = ThreadPoolExecutor(max(1, count), initializer=set_threads)
     try:
         yield from pool.map(translate, batches)
     finally:
@@ -337,25 +339,25 @@ def _in_threads(
 
 
 def _in_processes(
-    translate: Callable[[Group], Translated], batches: list[Group], number: int
+    translate: Callable[[Group], Translated], batches: list[Group], count: int
 ) -> Generator[Translated]:
-    """Translate in processes of one thread, which share the model's memory."""
+    """Translate in `count` processes of one thread each, which share the memory of the model."""
 
-    def begin() -> Callable[[int], Translated]:
+    def set_up() -> Callable[[int], Translated]:
         torch.set_num_threads(1)
         return lambda index: translate(batches[index])
 
-    return map_tasks(begin, range(len(batches)), number, DEATH, forked=True)
+    return map_tasks(set_up, range(len(batches)), count, PROCESS_DIED, forked=True)
 
 
-def _most_alike(hypotheses: list[Translation]) -> Translation:
-    """Return the hypothesis that minimum Bayes risk chooses."""
-    return hypotheses[choose([h.text for h in hypotheses], [h.score for h in hypotheses])]
+def _min_risk(hypotheses: list[Translation]) -> Translation:
+    """Return the hypothesis with the minimum Bayes risk."""
+    return hypotheses[min_risk_index([h.text for h in hypotheses], [h.score for h in hypotheses])]
 
 
-def lack_of_memory(rows: int, longest: int) -> str:
-    """Return the message for a batch that did not fit into memory."""
+def out_of_memory_message(num_lines: int, longest: int) -> str:
+    """Return the message for a batch that does not fit into memory."""
     return (
-        f"out of memory on {rows} lines of up to {longest} tokens; free memory, or lower "
+        f"out of memory on {num_lines} lines of up to {longest} tokens; free memory, or lower "
         "decode.batch_tokens or decode.beam_size (--batch-tokens, --beam-size)"
     )

@@ -341,7 +341,7 @@ MISTAKES = [
     ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before"]),
     ("translate -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
     ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
-    ("translate -m {run} -i {src} --tag <x>", 2, ["tag <x>: the model", "it has none"]),
+    ("translate -m {run} -i {src} --tag <x>", 2, ["tag <x>: the model", "it has no tags"]),
     ("eval -m {both} -s {src} -r {ref} --tag <x>", 2, ["tag <x>", "choose one of <2bb>, <2aa>"]),
     ("attention -m {both} -o {tmp}/a.html --tag <x> x", 2, ["tag <x>", "one of <2bb>, <2aa>"]),
     # scores
@@ -690,7 +690,7 @@ def test_score_takes_pipes_and_refuses_files_of_other_lengths(
     lines = len(places["src"].read_text().splitlines())
     result = command("score", run_dir, "-s", places["src"], "-t", short)
     assert (result.code, result.out) == (1, "")
-    assert f"{places['src']} has {lines} lines but {short} has 2: they must match" in result.err
+    assert f"{places['src']} has {lines} lines but {short} has 2; they must match" in result.err
     whole = command("score", run_dir, "-s", places["src"], "-t", places["ref"])
     os.mkfifo(pipe := places["tmp"] / "pipe")
     for file, code, out in ((places["ref"], 0, whole.out), (short, 1, "")):
@@ -698,7 +698,7 @@ def test_score_takes_pipes_and_refuses_files_of_other_lengths(
             pool.submit(pipe.write_bytes, file.read_bytes())
             result = command("score", run_dir, "-s", places["src"], "-t", pipe)
         assert (result.code, result.out) == (code, out)
-    assert f"{pipe}: ends after line 2: they must match line for line" in result.err
+    assert f"{pipe}: ends after line 2, but {places['src']} has more; they must" in result.err
 
 
 def test_eval_scores_the_run_s_own_sets(

@@ -376,14 +376,14 @@ def test_the_cut_changes_no_token_that_is_read(translator: Translator) -> None:
     (ids,), cut = translator.loaded.encode_sources([long])
     (whole,) = translator.loaded.tokenizer.encode([long])
     loaded = translator.loaded
-    assert len(long) > loaded.most_characters(loaded.max_source_length)
+    assert len(long) > loaded.max_characters(loaded.max_source_length)
     assert cut == [0]
     assert ids.tolist() == whole[: len(ids)]
     assert len(ids) == translator.loaded.max_source_length - 1
 
 
 def test_a_line_of_blanks_alone_is_counted_as_cut(translator: Translator) -> None:
-    blanks = " " * translator.loaded.most_characters(translator.loaded.max_source_length)
+    blanks = " " * translator.loaded.max_characters(translator.loaded.max_source_length)
     (ids,), cut = translator.loaded.encode_sources([f"{blanks}  bavo"])
     assert cut == [0]
     assert len(ids) < translator.loaded.max_source_length

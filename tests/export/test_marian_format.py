@@ -116,7 +116,10 @@ def test_a_random_model_generates_the_ids_that_mtrain_finds(
     engine = marian_format.load(tmp_path, tokenizer)
 
     rows = loaded_model.encode_sources(SOURCES[:12])[0]
-    ids, limits = [row.tolist() for row in rows], [loaded_model.limit(len(row)) for row in rows]
+    ids, limits = (
+        [row.tolist() for row in rows],
+        [loaded_model.target_limit(len(row)) for row in rows],
+    )
     for beam_size in (1, 4):
         changes = {"beam_size": beam_size, "length_norm": "power"}
         ours = replace(loaded_model, decode=loaded_model.decode.model_copy(update=changes))

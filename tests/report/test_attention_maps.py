@@ -1,4 +1,4 @@
-"""Heat maps of attention: what is drawn is what the model computed, and a file stands alone."""
+"""Heat maps of attention: they show the weights of the model, and pages load nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path_cells(path: str) -> set[tuple[int, int]]:
 def test_maps_are_the_weights_of_the_model_for_its_own_translation(
     loaded_model: LoadedModel,
 ) -> None:
-    (sentence,) = maps.watch(loaded_model, [(LINE, None)], Selection())
+    (sentence,) = maps.compute_maps(loaded_model, [(LINE, None)], Selection())
     assert sentence.target == Translator(loaded_model).best([LINE])[0]
     assert not sentence.is_forced
 
@@ -61,8 +61,8 @@ def test_maps_are_the_weights_of_the_model_for_its_own_translation(
         assert each.weights.shape == (len(each.rows), len(each.columns))
 
 
-def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: LoadedModel) -> None:
-    (sentence,) = maps.watch(loaded_model, [(LINE, "zwent yalch")], Selection(heads=(0,)))
+def test_axes_are_queries_and_keys(loaded_model: LoadedModel) -> None:
+    (sentence,) = maps.compute_maps(loaded_model, [(LINE, "zwent yalch")], Selection(heads=(0,)))
     by_kind = {each.kind: each for each in sentence.maps}
     read, target = by_kind["encoder"].rows, by_kind["cross"].rows[:-1]
     assert "".join(read[:-1]).replace("▁", " ").strip() == LINE
@@ -72,29 +72,31 @@ def test_axes_hold_the_tokens_that_ask_and_those_that_are_seen(loaded_model: Loa
     assert by_kind["decoder"].columns == ["<s>", *target]
     assert read[-1] == "</s>"
     assert sentence.is_forced
-    (sentence,) = maps.watch(loaded_model, [(LINE, "")], Selection(("decoder",), heads=(0,)))
+    (sentence,) = maps.compute_maps(loaded_model, [(LINE, "")], Selection(("decoder",), heads=(0,)))
     assert sentence.maps[0].weights.tolist() == [[1.0]]
 
 
-def test_a_choice_and_blank_lines_are_left_out(
+def test_only_selected_maps_are_computed_and_blank_lines_are_skipped(
     loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    selection = maps.choose(["cross", "encoder"], [2], ["mean", "3"])
-    (found,) = maps.watch(loaded_model, [("", None), (LINE, None), ("\u3000", None)], selection)
+    selection = maps.parse_selection(["cross", "encoder"], [2], ["mean", "3"])
+    (found,) = maps.compute_maps(
+        loaded_model, [("", None), (LINE, None), ("\u3000", None)], selection
+    )
     assert found.source == LINE
     assert [(m.kind, m.layer, m.head) for m in found.maps] == [("encoder", 2, 0), ("encoder", 2, 3)]
     assert "blank lines, skipped: 2" in caplog.text
     with pytest.raises(UserError, match="all lines are blank"):
-        maps.watch(loaded_model, [(" ", None)], Selection())
+        maps.compute_maps(loaded_model, [(" ", None)], Selection())
 
 
-def test_what_is_too_long_to_be_read_is_refused(loaded_model: LoadedModel) -> None:
-    with pytest.raises(UserError, match=r"line 2: \d+ source .* can be shown for at most 200:"):
-        maps.watch(loaded_model, [(LINE, None), (" ".join([LINE] * 70), "zwent")], Selection())
+def test_sentences_that_are_too_long_are_refused(loaded_model: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"line 2: \d+ source .* can be shown for at most 200;"):
+        maps.compute_maps(loaded_model, [(LINE, None), (LINE * 70, "zwent")], Selection())
     shape = {"positions": "learned", "max_positions": 8}
     model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
-    with pytest.raises(UserError, match=r"line 1: .* at most 8: give a shorter"):
-        maps.watch(replace(loaded_model, model=model), [("bavo", "zwent " * 9)], Selection())
+    with pytest.raises(UserError, match=r"line 1: .* at most 8; give a shorter"):
+        maps.compute_maps(replace(loaded_model, model=model), [("bavo", "zwent " * 9)], Selection())
 
 
 # --- drawings ---------------------------------------------------------------------------------
@@ -111,7 +113,7 @@ def test_layers_and_heads_that_the_model_lacks_are_refused(loaded_model: LoadedM
     maps.check_selection(loaded_model, Selection(("decoder", "encoder"), (2,), (4,)))
 
 
-def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> None:
+def test_cells_and_summary_show_the_weights() -> None:
     weights = np.array([[0.0, 1.0], [0.55, 0.02]], np.float32)
     found = HeatMap("cross", 1, 2, ["a", "\x0b"], ["c", "d"], weights)
     assert {shade: path_cells(path) for shade, path in found.shades} == {
@@ -124,7 +126,7 @@ def test_cells_have_the_shades_and_the_summary_the_words_of_the_weights() -> Non
     assert found.summary == "Largest weight of each row: a → d 1.00; <U+000B> → c 0.55"
 
 
-def test_what_shows_nothing_is_named() -> None:
+def test_invisible_characters_are_named() -> None:
     for text in ("a ▁b 学习 \u00a0\u0301", "ن\u200cم"):
         assert visible(text) == text
     assert visible("\u202e\ue000\u2028\x00\ud800") == "<U+202E><U+E000><U+2028><U+0000><U+D800>"
@@ -146,7 +148,7 @@ def hostile() -> Sentence:
     return Sentence("<b>\x01source</b>", "<script>alert(2)</script>\u202e", False, found)
 
 
-def test_a_page_stands_alone_and_chooses(hostile: Sentence) -> None:
+def test_a_page_loads_nothing_and_has_menus(hostile: Sentence) -> None:
     text = maps.draw_page([hostile], Path("runs/<i>"))
     page = check_that_nothing_is_loaded(text)
     assert page.text.count("<script>alert(2)</script>") == 1

@@ -1,4 +1,4 @@
-"""Why a score is low: each fault is named with its lines, and text without faults is left alone."""
+"""Notes on translations: faults are reported with their lines, good text gets no notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conftest import run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.scoring.notes import Note, explain
+from mtrain.scoring.notes import Note, find_faults
 
 SUBJECTS = ["The old Harbour", "A Baker in Lund", "My neighbour", "The Swedish ferry"]
 RESTS = ["does not sell the bread, as ever.", "has lost its lamps - or so they say.", "paints!"]
@@ -40,7 +40,7 @@ SOURCE = unspaced(100, GREEK.replace(" ", ""), 2)
 def notes(
     hypotheses: list[str], references: list[str] = REFERENCE, sources: list[str] | None = None
 ) -> dict[str, Note]:
-    return {note.kind: note for note in explain(hypotheses, [references], sources or [])}
+    return {note.kind: note for note in find_faults(hypotheses, [references], sources or [])}
 
 
 def with_lines(lines: list[str], change: Callable[[str], str], *places: int) -> list[str]:
@@ -50,13 +50,13 @@ def with_lines(lines: list[str], change: Callable[[str], str], *places: int) -> 
 @pytest.mark.parametrize(
     "lines", [REFERENCE, CHINESE, unspaced(100, KANA), unspaced(100, GREEK)], ids=lambda x: x[0]
 )
-def test_nothing_is_said_of_the_references_themselves(lines: list[str]) -> None:
-    assert explain(lines, [lines], SOURCE) == []
-    assert explain(lines, [lines[::-1], lines], []) == []
+def test_references_get_no_notes(lines: list[str]) -> None:
+    assert find_faults(lines, [lines], SOURCE) == []
+    assert find_faults(lines, [lines[::-1], lines], []) == []
 
 
-def test_nothing_is_said_of_a_fair_system() -> None:
-    """Two words in ten are other ones, and some lines are shorter."""
+def test_a_good_system_gets_no_notes() -> None:
+    """About two of ten words differ from the reference."""
     rng = random.Random(4)
     words = [word for line in REFERENCE for word in line.split()[1:]]
     hypotheses = [
@@ -64,7 +64,7 @@ def test_nothing_is_said_of_a_fair_system() -> None:
         for ws in (line.split() for line in REFERENCE)
     ]
     assert notes(hypotheses, sources=SOURCE) == {}
-    assert explain(hypotheses, [REFERENCE, hypotheses[::-1]], SOURCE) == []
+    assert find_faults(hypotheses, [REFERENCE, hypotheses[::-1]], SOURCE) == []
 
 
 def test_lines_in_another_order() -> None:
@@ -76,7 +76,7 @@ def test_lines_in_another_order() -> None:
     assert (found["order"].lines, found["order"].first) == (1000, [1, 501])
     late = lines[:500] + lines[502:] + lines[500:502]
     assert (notes(late, lines)["order"].lines, notes(late, lines)["order"].first) == (500, [501])
-    assert explain(late, [lines, late], []) == []
+    assert find_faults(late, [lines, late], []) == []
 
 
 def test_empty_lines() -> None:
@@ -89,7 +89,7 @@ def test_empty_lines() -> None:
     assert notes(blank, blank) == {}
 
 
-def test_copies_of_the_source_only_where_the_reference_is_none() -> None:
+def test_copies_of_the_source_unless_the_reference_is_one() -> None:
     sources = english(100, seed=7)
     references = with_lines(CHINESE, lambda line: sources[4], 5)
     copied = [sources[i] + " " if i in (4, 10, 11, 30) else line for i, line in enumerate(CHINESE)]
@@ -109,7 +109,7 @@ def test_one_translation_of_many_sources() -> None:
     right = ["Yes."] * 30
     assert "1 boat" in notes(hypotheses + right, REFERENCE + right, [])["same"].what
     looping = with_lines(hypotheses, lambda line: line + " so on" * 9, *range(60, 90))
-    assert list(notes(looping)) == ["same"]  # the cause alone
+    assert list(notes(looping)) == ["same"]  # only the cause
     few = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 26))
     assert "ignores parts of the source" in notes(few)["same"].advice
     looping = with_lines(few, lambda line: line + " so on" * 9, *range(60, 90))
@@ -143,11 +143,11 @@ def test_phrases_that_are_repeated(line: str, is_loop: bool) -> None:
     assert notes(both, both) == {}
 
 
-def test_a_loop_in_a_very_long_line_takes_no_long_time() -> None:
+def test_loops_in_very_long_lines_are_found_quickly() -> None:
     letters = "".join(random.Random(3).choices("abcdefgh _.@%{<0", k=60_000))
     lines = [letters, letters + "and so on " * 300, "x" * 60_000, "1," * 30_000]
     begun = time.process_time()
-    found = explain(lines, [["a"] * 4], ["b"] * 4)
+    found = find_faults(lines, [["a"] * 4], ["b"] * 4)
     assert time.process_time() - begun < 5
     assert next(note for note in found if note.kind == "loops").first[0] == 2
 
@@ -179,7 +179,7 @@ def test_letters_without_case_are_not_in_lower_case() -> None:
     capitals = [line + " PDF" for line in CHINESE]
     assert "case" not in notes(CHINESE, capitals)
     assert "case" not in notes([line + " pdf" for line in CHINESE], CHINESE)
-    assert explain([line.lower() for line in REFERENCE], [REFERENCE], [], lowercase=True) == []
+    assert find_faults([line.lower() for line in REFERENCE], [REFERENCE], [], lowercase=True) == []
 
 
 @pytest.mark.parametrize("lines", [REFERENCE, CHINESE], ids=["english", "chinese"])
@@ -188,7 +188,7 @@ def test_lengths(lines: list[str]) -> None:
     assert 0.4 < float(notes(short, lines)["short"].what.split()[2]) < 0.55
     longer = [line + line[5:] for line in lines]
     assert notes(longer, lines)["long"].lines == 100
-    assert explain(short, [lines, short], []) == []
+    assert find_faults(short, [lines, short], []) == []
 
 
 @given(
@@ -196,9 +196,9 @@ def test_lengths(lines: list[str]) -> None:
         st.tuples(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40)), min_size=1
     )
 )
-def test_any_text_is_answered(rows: list[tuple[str, str, str]]) -> None:
+def test_any_text_is_accepted(rows: list[tuple[str, str, str]]) -> None:
     hypotheses, references, sources = (list(side) for side in zip(*rows, strict=True))
-    for note in explain(hypotheses, [references, references[::-1]], sources):
+    for note in find_faults(hypotheses, [references, references[::-1]], sources):
         assert 0 < note.lines <= note.of == len(rows)
         assert json.loads(json.dumps(asdict(note)))["kind"] == note.kind
 

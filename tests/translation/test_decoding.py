@@ -17,8 +17,8 @@ from mtrain.config.schema import override_decode
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
-from mtrain.scoring.mbr import choose
-from mtrain.translation.attention import align, word_numbers
+from mtrain.scoring.mbr import min_risk_index
+from mtrain.translation.attention import align, word_indices
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
@@ -63,7 +63,7 @@ def test_minimum_bayes_risk_chooses_among_the_hypotheses(
     for (own,), found in zip(chosen[1:], lists[1:], strict=True):
         texts, scores = zip(*((h.text, h.score) for h in found[:6]), strict=True)
         assert len(texts) == 6
-        assert own == found[choose(texts, scores)]
+        assert own == found[min_risk_index(texts, scores)]
     assert [own for (own,) in chosen] != [found[0] for found in lists]
 
 
@@ -74,7 +74,7 @@ def test_minimum_bayes_risk_chooses_among_the_hypotheses(
 def ensemble(loaded_model: LoadedModel) -> Translator:
     """A trained model, and a smaller one of random weights."""
     smaller = random_model(vocab_size=loaded_model.tokenizer.vocab_size, d_model=8)
-    return Translator(replace(loaded_model, others=(replace(loaded_model, model=smaller),)))
+    return Translator(replace(loaded_model, other_models=(replace(loaded_model, model=smaller),)))
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def test_an_ensemble_searches_and_scores_by_the_mean_of_probabilities(ensemble: 
     loaded = ensemble.loaded
     src = torch.tensor([[*loaded.tokenizer.encode([LINES[0]])[0], loaded.ids.eos]])
     tgt = torch.tensor([[loaded.ids.bos, 9, 12, 40]])
-    probs = torch.stack([model(src, tgt)[0].softmax(-1) for model in loaded.members]).mean(0)
+    probs = torch.stack([model(src, tgt)[0].softmax(-1) for model in loaded.all_models]).mean(0)
     state = loaded.decoder.begin(src)
     for place in range(tgt.shape[1]):
         log_probs, state = loaded.decoder.step(tgt[:, place], state)
@@ -103,7 +103,7 @@ def test_an_ensemble_searches_and_scores_by_the_mean_of_probabilities(ensemble: 
         (("aa", "ba-xx"), 0, ["warning: ", "other: translates aa to ba-xx, but "]),
     ],
 )
-def test_models_of_other_languages_are_refused_or_warned_of(
+def test_ensembles_of_different_languages_are_refused_or_warned_of(
     trained_run: Path, tmp_path: Path, languages: tuple[str, str], code: int, words: list[str]
 ) -> None:
     snapshot = load(resolve(trained_run))
@@ -116,7 +116,7 @@ def test_models_of_other_languages_are_refused_or_warned_of(
     assert [word for word in words if done.stderr.count(word) != 1] == []
 
 
-def test_models_of_other_vocabularies_are_refused(trained_run: Path, tmp_path: Path) -> None:
+def test_ensembles_of_different_vocabularies_are_refused(trained_run: Path, tmp_path: Path) -> None:
     snapshot = load(resolve(trained_run))
     lines = [side for pair in made_up_pairs(200, 61) for side in pair]
     proto = train_tokenizer(lambda: lines, vocab_size=Tokenizer(snapshot.tokenizer).vocab_size)
@@ -141,20 +141,20 @@ def test_models_of_other_vocabularies_are_refused(trained_run: Path, tmp_path: P
         ([], []),
     ],
 )
-def test_pieces_are_of_words(pieces: list[str], words: list[int]) -> None:
-    assert word_numbers(pieces) == words
+def test_each_piece_belongs_to_a_word(pieces: list[str], words: list[int]) -> None:
+    assert word_indices(pieces) == words
 
 
 @given(text=st.lists(st.text("abcz漢 é\u00a0\u3000", min_size=1), max_size=8).map(" ".join))
-def test_words_are_those_between_white_space(tokenizer: Tokenizer, text: str) -> None:
+def test_words_are_separated_by_white_space(tokenizer: Tokenizer, text: str) -> None:
     pieces = tokenizer.processor.encode(text, out_type=str)
-    assert max(word_numbers(pieces), default=-1) + 1 == max(len(text.split()), min(1, len(pieces)))
+    assert max(word_indices(pieces), default=-1) + 1 == max(len(text.split()), min(1, len(pieces)))
 
 
 def test_each_word_is_linked_to_the_word_with_most_attention(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With attention as if the target were the source backwards."""
+    """The attention is set as if the target were the reversed source."""
 
     def maps(src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
         B, S, T = *src.shape, tgt_in.shape[1]
@@ -202,11 +202,11 @@ def test_prefixes_and_alignments_by_the_command(trained_run: Path, tmp_path: Pat
     assert lines[3] == ""
     linked = links.read_text().split("\n")[:-1]
     assert [len(line.split()) for line in linked] == [len(line.split()) for line in lines]
-    for wrong, word in (("a\n", "fewer"), ("a\n" * 5, "more")):
+    for wrong, message in (("a\n", "2: fewer prefixes"), ("a\n" * 5, "5: more prefixes")):
         prefixes.write_text(wrong)
         done = run_mtrain("translate", "-m", trained_run, *options[:2], input=text)
         assert done.returncode == EXIT_FAILED
-        assert f"has {word} lines" in done.stderr
+        assert f"{prefixes}:{message} than lines" in done.stderr
 
 
 def test_sampling_by_the_command(trained_run: Path) -> None:

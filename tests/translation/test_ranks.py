@@ -1,4 +1,4 @@
-"""Translation by several ranks: in order, the same text, written by rank 0."""
+"""Translation by several ranks gives the same text in order, written by rank 0."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PAIRS = made_up_pairs(60, 31)
 LINES = [src for src, _ in PAIRS] + ["", "  ", "bavo " * 40]
 
 
-def by_command(arguments: list[str], source: Path, output: Path) -> None:
-    """Be a rank that runs a command, with text on stdin for rank 0 alone."""
+def run_command(arguments: list[str], source: Path, output: Path) -> None:
+    """Run a command as one rank, with stdin and stdout from and to files."""
     sys.argv = ["mtrain", *arguments]
     os.dup2(os.open(source, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
@@ -29,18 +29,18 @@ def by_command(arguments: list[str], source: Path, output: Path) -> None:
 
 
 def translate_in(folder: Path) -> None:
-    """Be a rank that translates with the folder's own copy of a model."""
+    """Translate as one rank, with the copy of a model in a folder."""
     os.chdir(folder)
-    by_command(["translate", "-m", "model"], Path(os.devnull), folder / "out")
+    run_command(["translate", "-m", "model"], Path(os.devnull), folder / "out")
 
 
 def run_ranks(
     directory: Path, arguments: list[list[str]], source: Path = Path(os.devnull)
 ) -> tuple[Done, list[bytes]]:
-    """Run a rank with each list of arguments; return how they ended and their outputs."""
+    """Run one rank for each list of arguments; return how they ended, and their outputs."""
     sources = [source, *[Path(os.devnull)] * (len(arguments) - 1)]
     outputs = [directory / f"{rank}.out" for rank in range(len(arguments))]
-    bodies = map(partial, [by_command] * len(arguments), arguments, sources, outputs)
+    bodies = map(partial, [run_command] * len(arguments), arguments, sources, outputs)
     done = start(directory, list(bodies))
     return done, [output.read_bytes() for output in outputs]
 
@@ -72,7 +72,7 @@ def test_torchrun_translates_a_stream(trained_run: Path, translator: Translator)
 
 
 def test_ranks_with_different_commands_are_refused(trained_run: Path, tmp_path: Path) -> None:
-    """Or else only the text of rank 0 would be translated."""
+    """Otherwise only the text of rank 0 would be translated."""
     outputs = [str(tmp_path / name) for name in "ab"]
     arguments = ["translate", "-m", str(trained_run), "-i", os.devnull, "-o"]
     done, _ = run_ranks(tmp_path, [[*arguments, output] for output in outputs])
@@ -82,7 +82,7 @@ def test_ranks_with_different_commands_are_refused(trained_run: Path, tmp_path: 
 
 
 def test_ranks_with_different_models_are_refused(trained_run: Path, tmp_path: Path) -> None:
-    """As where machines have copies of their own, under one name."""
+    """Machines may have different copies of a model under the same name."""
     steps = sorted((trained_run / "checkpoints").glob("step-*"))
     for folder, step in (("a", steps[0]), ("b", steps[-1])):
         (tmp_path / folder).mkdir()
@@ -103,10 +103,10 @@ def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["score -m {run} -s s -t r", "eval --hypothesis s -r r"])
-def test_ranks_of_a_command_of_one_process_are_refused(
+def test_commands_of_one_process_refuse_several_ranks(
     trained_run: Path, tmp_path: Path, command: str
 ) -> None:
-    """Or else each would print everything."""
+    """Otherwise each rank would print everything."""
     for name in "sr":
         (tmp_path / name).write_text("bavo\n")
     words = command.format(run=trained_run).replace(" s", f" {tmp_path}/s")

@@ -1,4 +1,4 @@
-"""Beam search and sampling over toy step functions, against enumeration and plain loops."""
+"""Beam search and sampling over toy step functions, compared with enumeration and plain loops."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run(search: BeamSearch, table: Table) -> list[list[Hypothesis]]:
         after = ToyState(state.owners, prefixes, state.sentences)
         return torch.tensor(rows, dtype=torch.float64), after
 
-    everyone = list(search.sentences)
-    return search.run(step, ToyState(everyone, [()] * len(everyone), everyone), BOS)
+    sentences = list(search.sentences)
+    return search.run(step, ToyState(sentences, [()] * len(sentences), sentences), BOS)
 
 
 def beam(
@@ -73,7 +73,7 @@ def beam(
 
 
 def random_table(seed: int, vocab_size: int) -> Table:
-    """Distributions that depend on the sentence and its whole prefix."""
+    """Return a table of distributions that depend on the sentence and its whole prefix."""
 
     def log_probs(sentence: int, prefix: tuple[int, ...]) -> list[float]:
         logits = np.random.default_rng([seed, sentence, *prefix]).normal(0, 1.5, vocab_size)
@@ -83,12 +83,12 @@ def random_table(seed: int, vocab_size: int) -> Table:
 
 
 def score_of(table: Table, sentence: int, ids: tuple[int, ...]) -> float:
-    """The log-probability of a sequence that is whole."""
+    """Return the log-probability of a sequence with eos."""
     return sum(table(sentence, ids[:n])[token] for n, token in enumerate((*ids, EOS)))
 
 
 def enumerate_all(table: Table, sentence: int, limit: int, vocab_size: int) -> Scored:
-    """Every sequence that ends within `limit` tokens, with its log-probability."""
+    """Return every sequence that ends within `limit` tokens, with its log-probability."""
     ended, alive = [], [((), 0.0)]
     for _ in range(limit):
         ended += [(ids, score + table(sentence, ids)[EOS]) for ids, score in alive]
@@ -102,7 +102,7 @@ def enumerate_all(table: Table, sentence: int, limit: int, vocab_size: int) -> S
 
 
 def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_size: int) -> Scored:
-    """Beam search on lists for one sentence: what ends among the best `beam_size` is kept."""
+    """Search one sentence with lists; keep hypotheses that end among the best `beam_size`."""
     ended: Scored = []
     alive: Scored = [((), 0.0)]
     for time in range(1, limit + 1):
@@ -114,8 +114,8 @@ def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_si
         ]
         candidates.sort(key=lambda c: -c[2])
         ended += [(ids, score) for ids, token, score in candidates[:beam_size] if token == EOS]
-        going_on = [((*ids, token), score) for ids, token, score in candidates if token != EOS]
-        alive = going_on[:beam_size]
+        unended = [((*ids, token), score) for ids, token, score in candidates if token != EOS]
+        alive = unended[:beam_size]
         if len(ended) >= beam_size and alive:
             likeliest = max(score for _, score in ended)
             if beam_size == 1 or alive[0][1] <= likeliest + LIVE_MARGIN:
@@ -124,7 +124,7 @@ def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_si
 
 
 def check(found: list[Hypothesis], expected: Scored, normalize: Normalize) -> None:
-    """Same hypotheses with the same scores, best normalized score first."""
+    """Check hypotheses and scores, best normalized score first."""
     ranked = sorted(expected, key=lambda e: -e[1] / normalize(len(e[0]) + 1))
     assert [tuple(h.ids) for h in found] == [ids for ids, _ in ranked]
     assert [h.score for h in found] == pytest.approx([score for _, score in ranked], abs=1e-6)
@@ -195,7 +195,7 @@ def test_greedy_search_by_logits_finds_what_a_beam_of_1_finds(
 
 @pytest.mark.parametrize("beam_size", [1, 2, 9])
 @pytest.mark.parametrize("limit", [1, 6])
-def test_without_any_eos_the_best_unended_hypothesis_is_given(beam_size: int, limit: int) -> None:
+def test_without_eos_the_best_unended_hypothesis_is_returned(beam_size: int, limit: int) -> None:
     endings = random_table(2, 4)
     ((hypothesis,),) = beam(
         lambda s, prefix: [-math.inf, *endings(s, prefix)[1:]], [limit], beam_size
@@ -248,7 +248,7 @@ def test_the_best_extensions_are_those_of_a_whole_sort(
     log_probs[:, :, torch.randperm(vocab_size)[: vocab_size // 2]] = float("-inf")
     scores[1, 0] = float("-inf")
     if width > 1:
-        log_probs[2, 1:] = float("-inf")  # fewer candidates than are asked for
+        log_probs[2, 1:] = float("-inf")  # fewer candidates than `count`
         log_probs[2, 0, count // 2 :] = float("-inf")
     count = min(count, width * vocab_size)
 
@@ -268,7 +268,7 @@ def test_the_best_extensions_are_those_of_a_whole_sort(
 
 
 def check_best(table: Table, rules: Rules, vocab_size: int, allowed: Callable[..., bool]) -> None:
-    """A beam that holds everything finds the best of the sequences that the rules allow."""
+    """Check that a beam that holds everything finds the best of the allowed sequences."""
     found = run(BeamSearch(rules, 300, POWER), table)
     for sentence, limit in enumerate(rules.max_lens):
         every = enumerate_all(table, sentence, limit, vocab_size)
@@ -280,7 +280,7 @@ def check_best(table: Table, rules: Rules, vocab_size: int, allowed: Callable[..
 
 @pytest.mark.parametrize("seed", range(3))
 def test_translations_begin_with_their_prefixes(seed: int) -> None:
-    """Scores include the prefix's."""
+    """Scores include the prefix."""
     prefixes = [[2, 3], [], [3]]
     rules = Rules([4, 5, 3], EOS, prefixes=prefixes)
     begins = lambda sentence, ids: list(ids[: len(prefixes[sentence])]) == prefixes[sentence]  # noqa: E731
@@ -298,7 +298,7 @@ def test_no_n_gram_repeats(seed: int, length: int) -> None:
     check_best(random_table(seed, 3), rules, 3, is_allowed)
 
 
-def test_a_prefix_may_repeat_and_holds_what_is_banned() -> None:
+def test_a_prefix_may_repeat_tokens_and_have_banned_ones() -> None:
     rules = Rules([6], EOS, banned=(2,), prefixes=[[2, 2, 2]], no_repeat_ngram=1)
     (found,) = run(BeamSearch(rules, 300, POWER), random_table(1, 4))
     assert all(h.ids[:3] == [2, 2, 2] and 2 not in h.ids[3:] for h in found)
@@ -327,7 +327,7 @@ def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
     assert first == pytest.approx(weights / weights.sum(), abs=0.03)
 
 
-def test_a_sample_s_score_is_the_model_s_whatever_the_temperature() -> None:
+def test_the_temperature_does_not_change_the_score_of_a_sample() -> None:
     table = random_table(5, 6)
     for sentence, h in enumerate(draw(table, TokenSampler(3.0), [[n] for n in range(20)])):
         expected = score_of(table, sentence, tuple(h.ids))
@@ -344,18 +344,18 @@ def test_a_sample_s_score_is_the_model_s_whatever_the_temperature() -> None:
         (TokenSampler(top_p=0.81), {0, 1, 2}),
         (TokenSampler(top_k=2, top_p=0.9), {1, 2}),
         (TokenSampler(top_k=9), {0, 1, 2, 3}),
-        # of 0.1 ** 2, 0.2 ** 2 ...: the likeliest alone has more than 0.7 of it
+        # of 0.2 ** 2, 0.25 ** 2 ...: the most likely token has more than 0.7 of the sum
         (TokenSampler(temperature=0.5, top_p=0.7), {2}),
     ],
 )
-def test_the_least_likely_are_left_out(sampler: TokenSampler, kept: set[int]) -> None:
+def test_unlikely_tokens_are_never_drawn(sampler: TokenSampler, kept: set[int]) -> None:
     probs = torch.tensor([[0.2, 0.25, 0.5, 0.05]]).log()
     numbers = torch.linspace(0, 1, 501, dtype=torch.float64)
     drawn = sampler.draw(probs.expand(501, 4), numbers)
     assert set(drawn.tolist()) == kept
 
 
-def test_a_sample_ends_at_its_limit_even_if_nothing_may() -> None:
+def test_a_sample_ends_at_its_limit_even_if_eos_has_no_probability() -> None:
     (found,) = draw(
         lambda sentence, prefix: [-math.inf, -1.0, -1.0], TokenSampler(), [[1]], limit=5
     )

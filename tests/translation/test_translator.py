@@ -1,4 +1,4 @@
-"""Lines in, lines out: the line contract, limits, scores, and that a model learns to translate."""
+"""Translation of lines: one output line per input line, limits, scores, and learning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.workers import CAN_FORK
 from mtrain.translation import loading
-from mtrain.translation.attention import align, attention_of, word_numbers
+from mtrain.translation.attention import align, attention_of, word_indices
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis
@@ -53,7 +53,7 @@ def stream(translator: Translator, text: bytes, **options: Any) -> bytes:
 
 @pytest.fixture
 def untrained(tokenizer: Tokenizer, config: Config) -> Callable[..., Translator]:
-    """Return a maker of translators of random weights, of any shape."""
+    """Return a function that makes translators with random weights."""
 
     def make(**shape: Any) -> Translator:
         model = random_model(vocab_size=tokenizer.vocab_size, **shape)
@@ -62,7 +62,7 @@ def untrained(tokenizer: Tokenizer, config: Config) -> Callable[..., Translator]
     return make
 
 
-# --- What comes out --------------------------------------------------------------------------
+# --- Texts -----------------------------------------------------------------------------------
 
 
 def test_the_model_has_learnt_the_made_up_language(translator: Translator) -> None:
@@ -140,7 +140,7 @@ def test_a_few_batches_give_all_threads_the_same_work(
 
 
 @pytest.mark.parametrize("in_processes", [False, True])
-def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
+def test_parallel_batches_give_the_same_texts_in_the_same_order(
     translator: Translator, threads: int, in_processes: bool
 ) -> None:
     lines = [*SENTENCES, "", "bavo " * 600, *SENTENCES[:5]]
@@ -151,7 +151,7 @@ def test_batches_side_by_side_give_the_same_texts_in_the_same_order(
     assert (found, cut) == small.translate(lines)
 
 
-def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: int) -> None:
+def test_a_stop_cancels_the_waiting_batches(translator: Translator, threads: int) -> None:
     small = with_decode(translator, batch_tokens=1)
     searched, stopped = [], threading.Event()
 
@@ -160,7 +160,8 @@ def test_a_stop_leaves_the_batches_that_wait(translator: Translator, threads: in
 
     def search(sources: list[Any], scored: bool) -> list[list[Hypothesis]]:
         searched.append(sources)
-        if len(searched) > threads:  # those behind the first wait for the stop
+        # all batches but the first ones wait for the stop
+        if len(searched) > threads:
             stopped.wait(10)
         return [[Hypothesis([], 0.0)] for _ in sources]
 
@@ -201,8 +202,8 @@ def test_processes_translate_many_batches_and_end_with_a_stop(
 ODD = "bavo\u2028celu\x0cdimar\x85fosi\x1cjori\rlapo\u2029hanp\x0bkesum".encode()
 
 
-def lines_of(text: bytes) -> int:
-    """Count lines as the contract does: a last one needs no newline."""
+def count_lines(text: bytes) -> int:
+    """Count lines; the last line needs no newline."""
     return text.count(b"\n") + (not text.endswith(b"\n") and text != b"")
 
 
@@ -216,12 +217,12 @@ def lines_of(text: bytes) -> int:
 def test_any_bytes_come_back_line_for_line(
     translator: Translator, lines: list[bytes], final_newline: bool
 ) -> None:
-    """Each answer carries the number of its line, and that of a blank line is blank."""
+    """Output lines have the numbers of their input lines; a blank line gives a blank line."""
     lines = [line.replace(b"\n", b"") for line in lines]
     text = b"\n".join(lines) + (b"\n" if final_newline else b"")
     found = stream(translator, text, n_best=1)
     rows = [row.split(b"\t", 2) for row in found.split(b"\n")[:-1]]
-    assert [int(row[0]) for row in rows] == list(range(lines_of(text)))
+    assert [int(row[0]) for row in rows] == list(range(count_lines(text)))
     for line, row in zip(text.removeprefix(b"\xef\xbb\xbf").split(b"\n"), rows, strict=False):
         if not line.decode("utf-8", "replace").strip():
             assert row[2] == b""
@@ -239,10 +240,10 @@ def test_what_is_removed_or_replaced_is_counted(
 def test_a_generated_newline_becomes_a_space(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model is made to say `bavo`, a newline byte, and to stop."""
-    processor = translator.loaded.tokenizer.processor
-    (said,) = translator.loaded.tokenizer.encode(["bavo"])
-    script = [*said, processor.piece_to_id("<0x0A>"), translator.loaded.tokenizer.eos_id]
+    """The model is replaced by a script of `bavo`, a newline byte, and eos."""
+    pieces = translator.loaded.tokenizer.processor
+    (ids,) = translator.loaded.tokenizer.encode(["bavo"])
+    script = [*ids, pieces.piece_to_id("<0x0A>"), translator.loaded.tokenizer.eos_id]
 
     def step(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         log_probs = torch.full((len(tokens), translator.loaded.tokenizer.vocab_size), -50.0)
@@ -292,7 +293,7 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     tagged, line = both.tagged("<2aa>"), "zwent yalch quarb"
     (source,), (target,) = tagged.encode_sources([line])[0], tagged.encode_targets(["bavo"])[0]
     table = attention_of(tagged, source, target).cross[0].mean(0)[:-1, 1:-1].sum(0)
-    words = word_numbers([tagged.tokenizer.model_pieces[number] for number in source[1:]])
+    words = word_indices([tagged.tokenizer.model_pieces[number] for number in source[1:]])
     best = np.bincount(words, table).argmax()
     assert align(tagged, [line, ""], ["bavo", "bavo"]) == [f"{best}-0", ""]
     least = with_decode(Translator(tagged), max_source_length=2).loaded
@@ -302,7 +303,7 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     (links,) = align(short, [line], [long])  # only the source is cut
     assert [link.split("-")[1] for link in links.split()] == list("01234567")
     none = with_decode(Translator(tagged), max_len_a=0.0, max_len_b=0).loaded
-    assert align(none, [line], [long]) == [""]  # as where only a prefix is translated
+    assert align(none, [line], [long]) == [""]  # no target word fits
 
 
 def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run: Path) -> None:
@@ -315,7 +316,7 @@ def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run
 
 
 @pytest.mark.parametrize(("count", "level"), [(2, "WARNING"), (1, "INFO")])
-def test_tags_are_named_where_none_is_chosen(
+def test_tags_are_logged_if_none_is_given(
     both: LoadedModel, request: pytest.FixtureRequest, count: int, level: str
 ) -> None:
     caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
@@ -330,13 +331,13 @@ def test_tags_are_named_where_none_is_chosen(
     assert (name, text.count("<2bb>"), text.count("<2aa>")) == (level, 1, count - 1)
 
 
-def test_a_model_of_one_direction_goes_on_from_both(
+def test_a_model_of_one_direction_starts_from_a_model_of_both(
     both_run: Path, tmp_path: Path, tiny_config: TinyConfig
 ) -> None:
     config = tiny_config(**{"train.init_from": str(both_run), "train.max_steps": 2})
     assert run_mtrain("train", "-c", config).returncode == 0
     assert loading.load(both_run, both_run, device="cpu").tags == ["<2bb>", "<2aa>"]
-    with pytest.raises(RefusedError, match=r"tag <2aa>: .*it has none"):
+    with pytest.raises(RefusedError, match=r"tag <2aa>: .*it has no tags"):
         loading.load(both_run, tmp_path / "run", device="cpu").tagged("<2aa>")
 
 
@@ -395,10 +396,10 @@ def test_learned_positions_limit_both_sides(
 
 
 def test_a_target_is_cut_at_its_own_limit(translator: Translator, tmp_path: Path) -> None:
-    """Which `max_len_b` makes far longer than that of a source."""
+    """With a large `max_len_b`, this limit is much larger than the limit of the source."""
     loaded = with_decode(translator, max_source_length=2, max_len_b=400).loaded
     line = "unheard ~ words " * 20
-    assert len(line) > loaded.most_characters(2)
+    assert len(line) > loaded.max_characters(2)
     assert loaded.encode_sources([line])[1] == [0]
     (ids,), cut = loaded.encode_targets([line])
     assert (ids.tolist(), cut) == (loaded.tokenizer.encode([line])[0], [])
@@ -443,7 +444,7 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
     alone = Scorer(with_decode(translator, batch_tokens=1).loaded).score(sources, targets)[0]
     assert alone == pytest.approx(scores, rel=1e-4, abs=1e-4)
     # three rows of logits at a time
-    monkeypatch.setattr("mtrain.translation.scorer.MAX_VALUES", 1000)
+    monkeypatch.setattr("mtrain.translation.scorer.MAX_LOGITS", 1000)
     assert Scorer(translator.loaded).score(sources, targets)[0] == pytest.approx(scores, abs=1e-4)
     nll = Scorer(translator.loaded).nll(sources, targets, Ranks())
     tokens = sum(len(ids) + 1 for ids in translator.loaded.tokenizer.encode(targets))
@@ -454,7 +455,7 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
 # --- Loading ---------------------------------------------------------------------------------
 
 
-def test_bf16_answers_every_line(trained_run: Path) -> None:
+def test_bf16_translates(trained_run: Path) -> None:
     found = Translator(loading.load(trained_run, device="cpu", precision="bf16"))
     assert found.loaded.model.dtype == torch.bfloat16
     pairs = made_up_pairs(20, 15, longest=3)
@@ -467,7 +468,7 @@ def test_bf16_answers_every_line(trained_run: Path) -> None:
 
 @pytest.mark.slow
 def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) -> None:
-    """Up to six words in reverse order; nearly every unseen line comes out right."""
+    """Up to six words in reverse order; nearly all unseen lines are translated correctly."""
     model = {"d_model": 96, "num_heads": 4, "d_ff": 192, "dropout": 0.0}
     train = {"schedule": "linear", "peak_lr": 0.003, "warmup_steps": 100, "max_tokens": 1024}
     train |= {"max_steps": 1500, "save_every": 750, "valid_every": 1500}
@@ -486,13 +487,13 @@ def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) 
 
 
 @pytest.mark.parametrize("method", ["encode", "hidden"])
-def test_a_lack_of_memory_says_what_to_lower(
+def test_out_of_memory_errors_say_what_to_lower(
     translator: Translator, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def lacking(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(translator.loaded.model, method, lacking)
+    monkeypatch.setattr(translator.loaded.model, method, fail)
     lines = ["bavo", "celu"]
     use = {
         "encode": translator.best,
