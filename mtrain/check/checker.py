@@ -150,14 +150,15 @@ class Checker:
         for chunk in chunks(findings, self._rows(findings, reading), self.characters):
             bar.update(len(chunk))
             findings.pairs += len(chunk)
-            shifts.feed(chunk, check_pairs(chunk, profile))
+            shifts.feed(chunk, *check_pairs(chunk, profile))
             if findings.is_train:
                 find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
             yield chunk
         shifts.finish()
-        is_most = shifts.pairs > MAX_WRONG * findings.pairs
-        if shifts.pairs and (is_most or not findings.has("unrelated")):
-            findings.remove("unrelated", "misfit")  # stretches show the same, more exactly
+        # stretches show the same, more exactly
+        findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
+        if shifts.pairs > MAX_WRONG * findings.pairs:
+            findings.remove("unrelated")
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")

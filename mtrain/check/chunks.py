@@ -90,7 +90,8 @@ class Chunk:
         row_ranks = np.zeros(len(rows)) if ranks is None else ranks[rows]
         sides = self.texts if side is None else [self.texts[side]]
         examples = []
-        for index in np.argsort(row_ranks, kind="stable")[: self.findings.max_examples].tolist():
+        max_kept = self.findings.max_kept(kind)
+        for index in np.argsort(row_ranks, kind="stable")[:max_kept].tolist():
             row, rank = int(rows[index]), float(row_ranks[index])
             start = 0 if positions is None else max(0, int(positions[row]) - CONTEXT)
             text = "..." * (start > 0) + " | ".join(texts[row] for texts in sides)[start:]

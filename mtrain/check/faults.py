@@ -66,9 +66,9 @@ _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
 
 
-def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
-    """Report faults of texts and pairs; return the evidence, in nats, that the sides of each pair
-    are translations, 0 for pairs with another finding.
+def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Mask]:
+    """Report faults of texts and pairs. Return the evidence, in nats, that the sides of each pair
+    are translations, 0 for pairs with another finding, and the pairs that do not look like them.
     """
     _find_text_faults(chunk)
     is_reported = np.array(chunk.blank.any(0))
@@ -86,7 +86,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
         odd = ~is_reported & (distance >= MIN_LOG_DISTANCE) & (deviations >= MIN_DEVIATIONS)
         chunk.add("ratio", odd & (chunk.lengths.max(1) >= MIN_CHARACTERS), ranks=-deviations)
     if not profile.has_associations:
-        return np.zeros(len(chunk))
+        return np.zeros(len(chunk)), np.zeros(len(chunk), bool)
     evidence = profile.associations.evidence(*chunk.words)
     longer = np.maximum(chunk.words[0].counts, chunk.words[1].counts)
     misfit = (
@@ -95,7 +95,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> NDArray[np.float64]:
         & (evidence <= -MISFIT_NATS_PER_WORD * longer)
     )
     chunk.add("misfit", misfit, ranks=evidence)
-    return np.where(is_reported, 0.0, evidence)
+    return np.where(is_reported, 0.0, evidence), misfit
 
 
 def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:

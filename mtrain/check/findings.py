@@ -54,6 +54,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
 MAX_EXAMPLE_LENGTH = 300  # characters
+KEPT = 1000  # examples of a kind that `remove_rows` may shorten, until all rows are read
 
 
 @dataclass(frozen=True, order=True)
@@ -87,9 +88,10 @@ class Finding:
         """The title of the kind, with the detail."""
         return " ".join(filter(None, (KINDS[self.kind][1], self.detail)))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, max_examples: int) -> dict[str, Any]:
         """Return the finding for scripts."""
-        examples = [{**example.json, "text": example.text} for example in self.examples]
+        shown = self.examples[:max_examples]
+        examples = [{**example.json, "text": example.text} for example in shown]
         named = {"kind": self.kind, "severity": self.severity, "title": self.title}
         return {**named, "about": self.detail, "count": self.count, "examples": examples}
 
@@ -144,6 +146,20 @@ class Findings:
         """Remove the findings of these kinds."""
         self.by_kind = {key: one for key, one in self.by_kind.items() if one.kind not in kinds}
 
+    def remove_rows(self, kind: str, stretches: list[tuple[int, int]], count: int) -> None:
+        """Remove the `count` rows of a kind that are in stretches, by their first and last row."""
+        finding = self.by_kind.get((kind, ""))
+        if finding is None or not count:
+            return
+        finding.count -= count
+        finding.examples = [
+            example
+            for example in finding.examples
+            if not any(start <= example.number <= end for start, end in stretches)
+        ]
+        if not finding.examples:
+            self.remove(kind)
+
     def name_row(self, number: int, side: int | None = None) -> str:
         """Name a row for people: `train.de:12`, without the directory of an absolute path."""
         name = self.names[(side or 0) % len(self.names)]
@@ -170,7 +186,11 @@ class Findings:
         """Add to the count of a finding, and keep the examples with the lowest ranks."""
         finding = self.by_kind.setdefault((kind, detail), Finding(kind, detail))
         finding.count += count
-        finding.examples = sorted([*finding.examples, *examples])[: self.max_examples]
+        finding.examples = sorted([*finding.examples, *examples])[: self.max_kept(kind)]
+
+    def max_kept(self, kind: str) -> int:
+        """Return the maximal number of examples of a kind to keep while rows are read."""
+        return KEPT if kind == "misfit" else self.max_examples
 
     def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
         """Add a finding about the whole corpus."""
@@ -188,7 +208,10 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Return the corpus and its findings for scripts."""
         named = {"name": self.name, "corpus": self.what, "pairs": self.pairs}
-        return {**named, "findings": [finding.as_json() for finding in self.sorted]}
+        return {
+            **named,
+            "findings": [finding.as_json(self.max_examples) for finding in self.sorted],
+        }
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
@@ -199,7 +222,7 @@ class Findings:
             head = f"  {finding.severity:<8} {finding.title}"
             has_rows = any(example.shown for example in finding.examples)
             yield _with_count(head, f"{finding.count:,}", width) if has_rows else head
-            for example in finding.examples:
+            for example in finding.examples[: self.max_examples]:
                 yield from _example_lines(example, width)
 
 

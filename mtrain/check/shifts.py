@@ -9,17 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.associations import Associations
-from mtrain.check.chunks import Chunk
+from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.findings import Findings
 
 MAX_NATS_PER_PAIR = 4.0  # for or against
 MIN_EVIDENCE = 15.0  # nats against a stretch that is reported
 END_DROP = 10.0  # nats by which the sum falls below its maximum after a stretch
-MAX_SHIFT = 5  # lines
+MAX_SHIFT = 10  # lines
 MIN_SHIFT_GAIN = 10.0  # nats by which a shifted side must match better
-MIN_PAIRS = 100  # of a reported stretch that matches at no shift
-# Nats a pair by which such a stretch must stay below: lists of rare names match better than this.
-MAX_UNSHIFTED_GAIN = 2.0
+MIN_PAIRS = 40  # of a reported stretch that matches at no shift
+# Nats a pair against such a stretch, and by which it may match better than at other shifts: names
+# without known words, as in lists of languages, give less evidence, or match better.
+MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Stretch:
     start: int
     end: int = 0
     max_sum: float = 0.0
+    misfits: int = 0  # pairs that were reported one by one
     shifted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * MAX_SHIFT + 1))
 
 
@@ -39,22 +41,30 @@ class Shifts:
 
     def __init__(self, associations: Associations, findings: Findings) -> None:
         self.associations, self.findings = associations, findings
-        self.sum = 0.0
-        self.pairs = 0  # of the stretches that were reported
         self.open: Stretch | None = None
+        # of the open stretch, up to the latest row
+        self.sum, self.open_misfits = 0.0, 0
+        # of the stretches that were reported: first and last rows, pairs, and misfits
+        self.stretches: list[tuple[int, int]] = []
+        self.pairs = self.misfits = 0
 
-    def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
-        """Add the next pairs, with the evidence, in nats, that each is a translation."""
+    def feed(self, chunk: Chunk, evidence: NDArray[np.float64], misfit: Mask) -> None:
+        """Add the next pairs, with the evidence, in nats, that each is a translation, and whether
+        it was reported as a misfit.
+        """
         against = np.clip(-evidence, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR)
         start = stop = 0  # rows of the open stretch in this chunk, up to its maximum
-        for row, nats in enumerate(against.tolist()):
+        for row, (nats, is_misfit) in enumerate(zip(against.tolist(), misfit, strict=True)):
             if self.open is None:
                 if nats <= 0:
                     continue
-                self.open, self.sum, start = Stretch(chunk.numbers[row]), 0.0, row
+                self.open, start = Stretch(chunk.numbers[row]), row
+                self.sum, self.open_misfits = 0.0, 0
             self.sum += nats
+            self.open_misfits += int(is_misfit)
             if self.sum > self.open.max_sum:
                 self.open.max_sum, self.open.end, stop = self.sum, chunk.numbers[row], row + 1
+                self.open.misfits = self.open_misfits
             if self.sum <= 0 or self.sum < self.open.max_sum - END_DROP:
                 self._try_shifts(chunk, start, stop)
                 self.finish()
@@ -87,10 +97,15 @@ class Shifts:
             direction = "behind" if distance > 0 else "ahead of"
             lines = f"about {abs(distance)} {self.findings.unit}(s)"
             text = f"targets are {lines} {direction} their sources"
-        elif pairs >= MIN_PAIRS and unshifted - np.median(others) < MAX_UNSHIFTED_GAIN * pairs:
+        elif (
+            pairs >= MIN_PAIRS
+            and stretch.max_sum >= MIN_NATS_PER_PAIR * pairs
+            and unshifted - np.median(others) < MAX_UNSHIFTED_GAIN * pairs
+        ):
             text = "lines match no better than neighbouring ones; are they shuffled?"
         else:
             return
         example = self.findings.example(stretch.start, f"to {stretch.end}: {text}", **extra)
         self.findings.add("slip", 1, [example])
-        self.pairs += pairs
+        self.stretches.append((stretch.start, stretch.end))
+        self.pairs, self.misfits = self.pairs + pairs, self.misfits + stretch.misfits

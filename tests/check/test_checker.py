@@ -263,6 +263,22 @@ def test_a_slipped_block_is_found_with_its_ends(tmp_path: Path, length: int, joi
     assert not {"misfit", "unrelated"} & {kind for _, kind in kinds(report)}
 
 
+def test_a_slipped_block_does_not_hide_wrong_pairs_elsewhere(folder: Folder) -> None:
+    lines = folder.bytes["train.xb"]
+    lines[1000:1048] = [*lines[1008:1048], *lines[1000:1008]]
+    wrong = [2000, 2300, 2600]
+    texts = [lines[row] for row in wrong]
+    for row, text in zip(wrong, [*texts[1:], texts[0]], strict=True):
+        lines[row] = text
+    report = folder.look()
+    findings = {kind: finding for _, kind, finding in found(report)}
+    [example] = findings["slip"]["examples"]
+    assert (example["line"], example["end"], example["distance"]) == (1001, 1048, -8)
+    assert findings["misfit"]["count"] == len(wrong)
+    lines_of_misfits = {each["line"] for each in findings["misfit"]["examples"]}
+    assert lines_of_misfits == {row + 1 for row in wrong}
+
+
 @pytest.mark.parametrize("change", ["shuffled", "far"])
 def test_a_block_that_goes_together_nowhere_near_is_found(folder: Folder, change: str) -> None:
     lines = folder.bytes["train.xb"]
