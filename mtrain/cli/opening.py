@@ -1,6 +1,7 @@
 """Open what the options of a command name: a run, a config, or models on every rank."""
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from mtrain.config import schema
     from mtrain.translation.translator import Translator
 
+# A sentence that looks like a path: one word with a slash or a suffix such as .txt, .gz or .zh-TW.
+FILE_NAME = re.compile(r"\S*/\S*|\S+\.[A-Za-z][A-Za-z0-9_-]{1,8}")
 # Options that need --sample, and options that do not go with it.
 OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
@@ -37,18 +40,26 @@ def run_and_texts(
     words: list[str] | None, models: list[Path] | None
 ) -> tuple[list[Path], list[str]]:
     """Return models and sentences of the command line: without `-m` the first word is the run;
-    raises `RefusedError` if there is none. Warn if a sentence is also the name of a file.
+    raises `RefusedError` if there is none. Warn of sentences that may be meant as files.
     """
     words = words or []
     if not models:
         models, words = [either(as_path(words[0]) if words else None, None, RUN)], words[1:]
     for word in words:
         with suppress(OSError, ValueError):  # a sentence may be longer than any file name
-            if word and Path(word).exists():
-                kind, option = ("directory", "-m") if Path(word).is_dir() else ("file", "-i")
-                message = "%s: is also the name of a %s; did you mean %s %s?"
-                log.logger.warning(message, word, kind, option, word)
+            _warn_of_file_name(word)
     return models, [as_text(word) for word in words]
+
+
+def _warn_of_file_name(sentence: str) -> None:
+    """Warn if a sentence is the name of a file, or looks like the misspelt name of one."""
+    if sentence and Path(sentence).exists():
+        kind, option = ("directory", "-m") if Path(sentence).is_dir() else ("file", "-i")
+        message = "%s: is also the name of a %s; did you mean %s %s?"
+        log.logger.warning(message, sentence, kind, option, sentence)
+    elif FILE_NAME.fullmatch(sentence):
+        message = "%s: no such file, so this is taken as text; name a file with -i"
+        log.logger.warning(message, sentence)
 
 
 def refuse_ranks() -> None:

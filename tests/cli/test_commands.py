@@ -568,7 +568,7 @@ def test_translate_reads_and_writes_files(
 def test_sentences_of_the_command_line_are_translated(
     command: Command, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Always as text; where a file has that name, a warning names the option for files."""
+    """Always as text; a sentence that may be meant as a file causes a warning."""
     monkeypatch.chdir(tmp_path)
     piped = command("translate", "-m", run_dir, stdin=b"bavo celu\nlapo\n")
     assert command("translate", "-m", run_dir, "bavo celu", "lapo") == piped
@@ -580,7 +580,27 @@ def test_sentences_of_the_command_line_are_translated(
     assert result.out == piped.out
     assert result.err == "warning: lapo: is also the name of a file; did you mean -i lapo?\n"
     odd = command("translate", run_dir, "caf\udce9")
-    assert (odd.code, odd.out.count("\n")) == (0, 1)
+    assert (odd.code, odd.out.count("\n"), odd.err) == (0, 1, "")
+    result = command("translate", run_dir, "nofile.txt")
+    assert (result.code, result.out.count("\n")) == (0, 1)
+    warning = "nofile.txt: no such file, so this is taken as text; name a file with -i"
+    assert result.err == f"warning: {warning}\n"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "is_warned_of"),
+    [
+        *((name, True) for name in ("nofile.txt", "data/nofile", "../x.en", "a.de.gz", "x.zh-TW")),
+        *((text, False) for text in ("lapo", "Lapo.", "1.5", "z.B.", "No. 3", "and/or lapo", "")),
+        ("他/她说" * 2000, False),
+    ],
+)
+def test_a_misspelt_file_name_is_warned_of(
+    caplog: pytest.LogCaptureFixture, sentence: str, is_warned_of: bool
+) -> None:
+    _, texts = opening.run_and_texts(["run", sentence], None)
+    assert texts == [sentence]
+    assert ("no such file, so this is taken as text" in caplog.text) == is_warned_of
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
