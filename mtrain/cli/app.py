@@ -39,8 +39,8 @@ app = typer.Typer(
     help="Train translation models from raw parallel text, translate and score with them.",
 )
 data = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
-tokenizer = typer.Typer(no_args_is_help=True, help="Train the vocabulary alone, or use it.")
-config = typer.Typer(no_args_is_help=True, help="Show what can be set, and what a config sets.")
+tokenizer = typer.Typer(no_args_is_help=True, help="Train the vocabulary alone, or apply it.")
+config = typer.Typer(no_args_is_help=True, help="List the settings, and show those of a config.")
 
 
 def _register(
@@ -51,7 +51,7 @@ def _register(
     *,
     ranks: bool = False,
 ) -> None:
-    """Add a command with `-q` and `-v`; only one with `ranks` may run in several processes."""
+    """Add a command with `-q` and `-v`; without `ranks` it refuses to run in several processes."""
 
     @wraps(command)
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
@@ -97,18 +97,18 @@ _debug = False
 
 
 def main() -> None:
-    """Run the command line; an error for users ends it with one message and its exit code."""
-    # started processes import nothing from the working directory, which may be a stranger's
+    """Run the command line; a `UserError` ends it with one message and an exit code."""
+    # child processes must not import modules from the working directory, which may be untrusted
     os.environ["PYTHONSAFEPATH"] = "1"
     open_closed_streams()
     exit_on_interrupt()
     log.set_up_console(level=logging.INFO)
     try:
         app()
-    except UnicodeEncodeError as error:  # only names of files are encoded otherwise than in UTF-8
+    except UnicodeEncodeError as error:  # only file names have an encoding other than UTF-8
         if error.encoding == "utf-8":
             raise
-        text = f"{error.object}: this locale has only names in {error.encoding}; set PYTHONUTF8=1"
+        text = f"{error.object}: file names of this locale are {error.encoding}; set PYTHONUTF8=1"
         log.logger.error("%s", printable(text))
         sys.exit(EXIT_FAILED)
     except (UserError, OSError, MemoryError) as error:

@@ -1,5 +1,6 @@
-"""What the shell completes besides commands, options, files and fixed choices: runs, settings and
-the sets of a run. Each function gets the beginning of a word.
+"""Shell completion of runs, settings, sets, metrics and tokenizers; Typer completes the rest.
+
+Slow imports wait until a completion needs them.
 """
 
 import glob
@@ -15,8 +16,8 @@ from mtrain.runtime.files import expand_path
 
 
 def runs(incomplete: str) -> list[str]:
-    """Complete a run or checkpoint directory, up to two folders down; other names are files."""
-    from mtrain.runs import layout, manifest  # pydantic takes a while
+    """Complete a run or checkpoint directory, at most two levels below the typed path."""
+    from mtrain.runs import layout, manifest
 
     try:
         start = expand_path(incomplete)
@@ -24,40 +25,41 @@ def runs(incomplete: str) -> list[str]:
         return []
     found = set[str]()
     for name in (layout.RUN, manifest.NAME):
-        for below in ("*", "*/*"):
-            found.update(glob.glob(f"{glob.escape(start)}{below}/{name}"))
-    # as it was typed: a shell drops completions that begin with anything else
+        for rest in ("*", "*/*"):
+            found.update(glob.glob(f"{glob.escape(start)}{rest}/{name}"))
+    # `~` and `$NAME` stay as typed: a shell drops completions that do not begin with its word
     return sorted(incomplete + os.path.dirname(each)[len(start) :] for each in found)
 
 
 def settings(incomplete: str) -> list[tuple[str, str]]:
     """Complete a key for `--set`, with its description."""
-    from mtrain.config.keys import ENTRY, list_keys  # pydantic takes a while
+    from mtrain.config.keys import ENTRY, list_keys
 
     with suppress(UserError):
-        found = list_keys(incomplete)
-        return [(key.name, key.text) for key in found if not key.name.startswith(ENTRY)]
+        keys = list_keys(incomplete)
+        return [(key.name, key.text) for key in keys if not key.name.startswith(ENTRY)]
     return []
 
 
 def sets(context: typer.Context) -> list[str]:
-    """Complete a set of the run that the command line names."""
-    from mtrain.runs import sets as own
+    """Complete a validation or test set of the run that the command line names."""
+    from mtrain.runs.sets import names, read_run_of
 
-    models = context.params.get("model") or context.args  # the latter of an unfinished line
+    # in an unfinished line, arguments are not parsed yet
+    models = context.params.get("model") or context.args
     with suppress(UserError, OSError, IndexError):
-        return list(own.names(own.read_run_of(Path(str(models[0])))))
+        return list(names(read_run_of(Path(str(models[0])))))
     return []
 
 
 def metrics(incomplete: str) -> Iterator[str]:
     """Complete a list of metrics, separated by commas."""
-    before = incomplete[: incomplete.rfind(",") + 1]
-    return (before + each for each in ("bleu", "chrf", "ter") if each not in before)
+    complete = incomplete[: incomplete.rfind(",") + 1]
+    return (complete + name for name in ("bleu", "chrf", "ter") if name not in complete)
 
 
 def tokenizers() -> list[str]:
     """Complete a tokenizer of BLEU."""
-    from sacrebleu.metrics.bleu import BLEU  # takes a while
+    from sacrebleu.metrics.bleu import BLEU
 
     return list(BLEU.TOKENIZERS)

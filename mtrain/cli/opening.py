@@ -1,4 +1,4 @@
-"""Open what the options of a command name: a run, a config, or models on every rank."""
+"""Open the config, run or models that the arguments of a command name."""
 
 import os
 import re
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from mtrain.config import schema
     from mtrain.translation.translator import Translator
 
+# Options that need --sample, and options that do not go with it.
+SAMPLING_ONLY, SEARCH_ONLY = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 # A sentence that looks like a path: one word with a slash or a suffix such as .txt, .gz or .zh-TW.
 FILE_NAME = re.compile(r"\S*/\S*|\S+\.[A-Za-z][A-Za-z0-9_-]{1,8}")
-# Options that need --sample, and options that do not go with it.
-OF_SAMPLING, OF_SEARCH = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 
 
 def either(argument: Path | None, option: Path | None, name: str) -> Path:
-    """Return what is given as an argument or by the option `name`; raises `RefusedError` unless it
-    is given once.
+    """Return the path that is given either as an argument or by the option `name`; raises
+    `RefusedError` if both or neither is given.
     """
     if argument is not None and option is not None:
         raise RefusedError(f"{name}: given twice, as {argument} and {option}; give it once")
     if (found := argument or option) is None:
         what = "config" if name == CONFIG else "run or checkpoint directory"
-        raise RefusedError(f"no {what} is given; name it first, or by {name}")
+        raise RefusedError(f"no {what} is given; give it as the first argument or by {name}")
     return found
 
 
@@ -84,8 +84,8 @@ def open_translator(
     mbr: int | None = None,
     **decode: Any,
 ) -> Iterator["Translator"]:
-    """Load models on every rank of the job; `decode` overrides their search settings. Raises
-    `RefusedError` for options that do not go together.
+    """Load models on every rank; `decode` overrides their search settings. Raises `RefusedError`
+    for options that do not go together.
     """
     from mtrain.runtime.distributed import connected_ranks
     from mtrain.translation.loading import load_on_ranks
@@ -109,10 +109,10 @@ def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | Non
     for name in ("beam_size", "n_best"):
         if mbr is not None and given[name] is not None:
             return f"{name.replace('_', '-')}: does not go with --mbr, which chooses one of its N"
-    names, advice = OF_SAMPLING, "needs --sample; add it"
+    names, advice = SAMPLING_ONLY, "needs --sample; add it"
     if decode.sample:
         source = "--sample" if given.get("sample") else "decode.sample of this run"
-        names, advice = OF_SEARCH, f"does not go with {source}; remove one of them"
+        names, advice = SEARCH_ONLY, f"does not go with {source}; remove one of them"
     elif n_best is not None and n_best > decode.beam_size:
         return f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
     unused = (name for name in names if given.get(name) is not None)

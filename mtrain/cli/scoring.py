@@ -80,8 +80,8 @@ def evaluate(
 
 
 def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
-    """Return sources and references of a set of a model's run, its target language and its tag;
-    raises `UserError`.
+    """Return the sources, references, target language and tag of a set of a model's run; raises
+    `UserError`.
     """
     from mtrain.runs import sets
 
@@ -92,7 +92,7 @@ def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, s
 
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
-    """Translate sources, and write the translations to a file, if there is one."""
+    """Translate sources; also write the translations to `output`, if it is given."""
     cut = log.TruncatedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
         hypotheses = translator.best(sources, bar.update, cut.add)
@@ -137,8 +137,8 @@ def _check_eval_inputs(
     )
     if hypothesis is not None and needs_model:
         raise RefusedError(
-            "mtrain eval: --hypothesis does not go with -o, --device, --precision or options of "
-            "the search; remove them"
+            "mtrain eval: --hypothesis does not go with -o, --device, --precision or search "
+            "options; remove them"
         )
 
 
@@ -180,7 +180,7 @@ def compare(
     lowercase: options.Lowercase = False,
     metrics: Annotated[
         str,
-        value("NAMES", "Of bleu, chrf, ter; separated by commas.", complete=completion.metrics),
+        value("NAMES", "Any of bleu, chrf, ter, with commas.", complete=completion.metrics),
     ] = "bleu,chrf,ter",
     lines: Annotated[
         int, value("N", "Lines to show for each kind of difference.", "--lines", "-n", min=0)

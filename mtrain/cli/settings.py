@@ -1,4 +1,4 @@
-"""`mtrain config`: what can be set, and what a config sets."""
+"""`mtrain config`: list the settings, and show those of a config."""
 
 import json
 import os

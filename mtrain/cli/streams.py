@@ -14,7 +14,7 @@ from mtrain.runtime import outputs
 from mtrain.runtime.console import GREEN, RED, YELLOW, paint, writing
 from mtrain.runtime.errors import RefusedError, printable
 
-# Words of severity at the start of a line, or after a difference of scores, and their colours.
+# Coloured words: a severity at the start of a line, or a verdict after a difference of scores.
 _SEVERITY = re.compile(
     r"^ {0,2}(?:error|damaged|missing|changed|warning)(?= )|(?<=\.\d\d )(?:better|worse)\b"
 )
@@ -23,13 +23,13 @@ _COLOURS = {"warning": YELLOW, "better": GREEN}
 
 @contextmanager
 def reading(name: str) -> Iterator[Iterator[bytes]]:
-    """Open a file or stdin for lines of bytes."""
+    """Open a file, or stdin for `-`, and return its lines."""
     is_stdin = name == "-"
-    if is_stdin:  # another program that shares it may have made it return at once, without lines
+    if is_stdin:  # another program that shares stdin may have made it non-blocking
         with suppress(OSError):
             os.set_blocking(0, True)
     with nullcontext(sys.stdin.buffer) if is_stdin else open_bytes(Path(name)) as stream:
-        yield _guarded(stream, "stdin" if is_stdin else name)
+        yield _lines(stream, "stdin" if is_stdin else name)
 
 
 def prompting(lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -41,12 +41,12 @@ def prompting(lines: Iterator[bytes]) -> Iterator[bytes]:
             yield next(lines)
     except StopIteration:
         return
-    finally:  # Ctrl-D and Ctrl-C leave the cursor behind a prompt
+    finally:  # after Ctrl-D or Ctrl-C, the cursor stands behind the prompt
         sys.stderr.write("\n")
 
 
-def _guarded(stream: IO[bytes], name: str) -> Iterator[bytes]:
-    """Yield lines; raises `UserError` for an error of the input."""
+def _lines(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """Yield lines; raises `UserError` if they cannot be read."""
     with reading_from(name):
         yield from bounded_lines(stream, name)
 
@@ -57,8 +57,8 @@ def as_text(text: str) -> str:
 
 
 def print_text(*lines: str) -> None:
-    """Write lines for people to stdout, each made printable: names and text from outside may hold
-    line breaks and terminal escapes.
+    """Write lines to stdout, each made printable: names and text from files may contain line breaks
+    and terminal escapes.
     """
     with writing("-", highlight=_colour_severities) as sink:
         sink.writelines(printable(line).encode() + b"\n" for line in lines)
@@ -92,22 +92,22 @@ def check_output(path: Path) -> None:
 
     refuse_run_files(path)
     if path.suffix in PACKED:
-        text = "what is written is not packed; choose another name, or pipe stdout to a packer"
+        text = "output is not compressed; choose another name, or pipe stdout to gzip or zstd"
         raise RefusedError(f"{path}: {text}")
     outputs.check_writable(path)
 
 
 def check_page(path: Path | None, default: str) -> Path:
-    """Return where to write a page: to `default`, if no path is given. Raises `RefusedError` unless
-    the path can name a page, or if a file of the default name is no page of mtrain, and `UserError`
+    """Return the path of a page, `default` if none is given. Raises `RefusedError` if the path
+    cannot name a page, or if the default file exists and is not a page of mtrain, and `UserError`
     if it cannot be written.
     """
     if path is None:
         path = Path(default)
         with suppress(FileNotFoundError), path.open("rb") as stream:
             if b'content="mtrain ' not in stream.read(4096):
-                raise RefusedError(f"{path}: exists, and is no page of mtrain; name one with -o")
-    if path.is_dir() or str(path) == "-":  # it would become a file of that name
+                raise RefusedError(f"{path}: is not a page of mtrain; name another file with -o")
+    if path.is_dir() or str(path) == "-":  # `-` would become a file of that name
         raise RefusedError(f"--output {path}: name a file, such as report.html or /dev/stdout")
     check_output(path)
     if path.suffix not in ("", ".html", ".htm"):

@@ -76,22 +76,22 @@ def init(
     valid_tgt: Annotated[Path | None, file("Target text of the validation set.")] = None,
     hold_out: Annotated[
         int | None,
-        value("N", "Split off N pairs for validation; default: if there is no valid.en.", min=1),
+        value("N", "Hold out N pairs for validation; default: only without a valid.en.", min=1),
     ] = None,
     json_: options.Json = False,
 ) -> None:
     """Write a config for two files of text, sized to them and to this machine.
 
-    Validation and test sets in the same folder, such as valid.en and test2016.de, are taken.
+    Validation and test sets in the same folder, such as valid.en and test2016.de, are used.
 
     Example: `mtrain init train.en train.de`
     """
     if (valid_src is None) != (valid_tgt is None) or (valid_src is not None and hold_out):
         raise RefusedError(
             "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
-            "or none of them to have some pairs split off"
+            "or none of them to hold out a default number of pairs"
         )
-    tgt = _text_of(src, tgt)
+    tgt = _require_target(src, tgt)
     stop = Stop()
     stop.install()
     log.logger.info("reading %s and %s", src, tgt)
@@ -99,7 +99,7 @@ def init(
     from mtrain.runtime.device import pick_device
 
     for text in (src, tgt):
-        require_regular(text)  # to open a pipe would wait for its writer
+        require_regular(text)  # opening a pipe would wait for its writer
         open_bytes(text).close()
     languages = (
         src_lang or starter.language_of(src, "--src-lang"),
@@ -115,8 +115,8 @@ def init(
         print_path(output)
 
 
-def _text_of(src: Path, tgt: Path | None) -> Path:
-    """Return the second file; raises `RefusedError` if there is none, or one is a table."""
+def _require_target(src: Path, tgt: Path | None) -> Path:
+    """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
     from mtrain.config.corpora import TABLE  # pydantic takes a while
 
     table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)

@@ -96,7 +96,7 @@ def _is_interactive(input_: str, models: list[Path]) -> bool:
 def _prompting(
     source: Iterator[bytes], translator: "Translator", models: list[Path]
 ) -> Iterator[bytes]:
-    """Log what translates and how to end; return the lines of a terminal, each with a prompt."""
+    """Log the directions and checkpoints; return the lines of a terminal, each with a prompt."""
     from mtrain.runs import checkpoint
 
     directions = ", ".join(f"{src} -> {tgt}" for src, tgt in translator.loaded.directions)
@@ -114,7 +114,7 @@ def _number_of_lines(texts: list[str], input_: str) -> int | None:
 
 
 def _input_of(texts: list[str], input_: str | None) -> str:
-    """Return the file to translate: none in addition to sentences, else stdin by default."""
+    """Return the input to read: nothing if sentences are given, else by default stdin."""
     if texts and input_ is not None:
         raise RefusedError("mtrain translate: give either sentences or -i/--input FILE")
     return os.devnull if texts else input_ or "-"
@@ -166,11 +166,11 @@ def attention(
     """
     models, texts = opening.run_and_texts(words, model)
     if len(models) > 1:
-        raise RefusedError("-m/--model: given twice; a page shows the attention of one model")
+        raise RefusedError("-m/--model: given twice; a page shows one model")
     if bool(texts) == (input_ is not None):
         raise RefusedError("mtrain attention: give either sentences or -i/--input FILE")
     if target and len(texts) > 1:
-        raise RefusedError("-t/--target: translates one sentence; for several, use files (-i, -t)")
+        raise RefusedError("-t/--target: is for one sentence; for several, use files (-i, -t)")
     target = target and (as_text(target) if input_ is None else options.as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
     output = check_page(output, "attention.html")

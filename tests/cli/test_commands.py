@@ -279,13 +279,13 @@ MISTAKES = [
     ("train {config} --json", 2, ["--json: goes with --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off"]),
-    ("check", 2, ["no config is given; name it first, or by -c/--config"]),
+    ("check", 2, ["no config is given; give it as the first argument or by -c/--config"]),
     ("train -q -v {config}", 2, ["-q/--quiet: does not go with -v/--verbose"]),
     ("verify {run} -m {run}", 2, ["-m/--model: given twice"]),
     (
         "average -o {tmp}/mean",
         2,
-        ["no run or checkpoint directory is given; name it first, or by -m/"],
+        ["no run or checkpoint directory is given; give it as the first argument or by -m/"],
     ),
     ("config keys trian", 2, ["trian: no setting has this in its name", "did you mean"]),
     ("config keys patiense", 2, ["did you mean train.patience?"]),
@@ -409,7 +409,7 @@ MISTAKES = [
     ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
     ("translate -m {run} --sample --seed -1", 2, ["--seed"]),
     ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
-    ("translate -m {run} -o {tmp}/x.gz", 2, ["x.gz: what is written is not packed; choose"]),
+    ("translate -m {run} -o {tmp}/x.gz", 2, ["x.gz: output is not compressed; choose"]),
     ("attention -m {run} -m {run} -o {tmp}/x.html a", 2, ["-m/--model: given twice; a page shows"]),
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
@@ -532,7 +532,7 @@ def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> N
     name.with_name("a.yaml").write_text(text)
     done = subprocess.run(start, env=ascii_only, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode in (1, 2)
-    assert b"this locale has only names in ascii; set PYTHONUTF8=1" in done.stderr
+    assert b"file names of this locale are ascii; set PYTHONUTF8=1" in done.stderr
     assert b"Traceback" not in done.stderr
 
 
@@ -774,7 +774,7 @@ def test_a_page_has_a_default_name_and_replaces_no_other_file(
     page.write_text("mine")
     result = command("attention", run_dir, "bavo")
     assert (result.code, page.read_text()) == (2, "mine")
-    assert "attention.html: exists, and is no page of mtrain; name one with -o" in result.err
+    assert "attention.html: is not a page of mtrain; name another file with -o" in result.err
     assert command("attention", run_dir, "bavo", "-o", page).code == 0
     (tmp_path / "report.html").write_text("mine")
     assert command("report", run_dir, "--no-check").code == 2
