@@ -59,7 +59,7 @@ def test_a_shipped_config_is_found_from_anywhere(installed: Path, tmp_path: Path
     shipped = installed / "mtrain/configs/quickstart.yaml"
     assert (
         done.stderr
-        == f"configs/quickstart.yaml: not here; using the file that mtrain ships: {shipped}\n"
+        == f"configs/quickstart.yaml: no such file; using the one that mtrain ships: {shipped}\n"
     )
     (tmp_path / "shown.yaml").write_text(done.stdout)
     assert load_config(tmp_path / "shown.yaml") == load_config(ROOT / "configs/quickstart.yaml")

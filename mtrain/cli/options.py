@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from mtrain.cli import completion
-from mtrain.config.languages import code_error
+from mtrain.config.languages import language_error
 from mtrain.runtime.errors import printable
 from mtrain.runtime.files import expand_path
 
@@ -23,7 +23,7 @@ def as_name(text: str) -> str:
 
 def as_language(text: str) -> str:
     """Parse a language code; refuse any other text."""
-    if refused := code_error(text):
+    if refused := language_error(text):
         raise typer.BadParameter(printable(refused))
     return text
 
@@ -34,8 +34,8 @@ def as_path(text: str) -> Path:
 
 
 def value(metavar: str, text: str, *names: str, complete: Any = None, **more: Any) -> Any:
-    """Return an option with the help `text`, which shows the value as `metavar`; the shell gets
-    what `complete` returns.
+    """Return an option with the help `text`, which shows the value as `metavar`; `complete` returns
+    the shell's completions.
     """
     return typer.Option(*names, help=text, metavar=metavar, autocompletion=complete, **more)
 
@@ -71,7 +71,7 @@ def choice(text: str) -> Any:
 
 
 def as_setting(text: str) -> str:
-    """Refuse a `--set` without `=`, whose value would be parsed as the next argument."""
+    """Refuse a `--set` without `=`: its value would be the next argument."""
     if "=" not in text:
         raise typer.BadParameter(f"{printable(text)}: write {printable(text)}=VALUE")
     return text
@@ -146,14 +146,14 @@ SEARCH: dict[str, tuple[Any, Any]] = {
     ),
     "no_repeat_ngram": (int, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
     "batch_tokens": (int, value("N", "Largest batch: padded source tokens x beam size.", min=1)),
-    "tag": (str, value("TEXT", "Tag to put before each source: one that the model knows.")),
+    "tag": (str, value("TEXT", "Tag to put before each source; the model must know it.")),
     "mbr": (int, value("N", "Choose the best of N hypotheses or samples.", min=2, max=1000)),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {
     "sample": (bool, flag("Sample at random instead of searching.", "--sample")),
     "temperature": (float, value("T", "Sampling temperature; below 1 prefers likely tokens.")),
     "top_k": (int, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)),
-    "top_p": (float, value("P", "Sample from the most likely tokens of probability P in all.")),
+    "top_p": (float, value("P", "Sample from the most likely tokens that sum to probability P.")),
     "seed": (int, value("N", "Seed of sampling; default: the run's.", min=0)),
 }
 
@@ -161,7 +161,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[Command], Command]:
-    """Add options to a command, which receives them as `**decode`; None where one is not given."""
+    """Add options to a command, which receives them as `**decode`: None if they are not given."""
     optional = {name: (type_ | None, option) for name, (type_, option) in options.items()}
     return lambda command: add_parameters(command, optional, None)
 
@@ -169,7 +169,7 @@ def with_options(options: Mapping[str, tuple[Any, Any]]) -> Callable[[Command], 
 def add_parameters(
     command: Command, options: Mapping[str, tuple[Any, Any]], default: Any
 ) -> Command:
-    """Return the command with the types and options of further parameters in its signature."""
+    """Add parameters to the signature of a command, given as (type, option) by name."""
     signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
     declared = [each for each in signature.parameters.values() if each.name != "decode"]
     added = [

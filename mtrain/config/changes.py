@@ -1,8 +1,8 @@
-"""What differs between two configs, and which settings may differ between the starts of a run."""
+"""Compare two configs, and list the settings that may change between the starts of a run."""
 
 from mtrain.config.schema import SECTIONS, Config
 
-# Settings that may differ between the starts of one run; corpora are compared by content instead.
+# Sections and settings that may change between starts of a run; corpora are compared by content.
 FREE_KEYS = (
     "run_dir",
     "data.root",
@@ -20,7 +20,7 @@ FREE_KEYS = (
     "train.keep_checkpoints",
     "train.average_last",
 )
-# Settings of `train` that are compared by what they resolve to on a machine, not as written.
+# Settings of `train` that are compared after they are resolved for a machine, not as written.
 MACHINE_KEYS = ("device", "threads", "precision", "compile", "packing")
 # Settings of `train` that are compared with the number of micro-batches per step in `run.json`.
 STEP_KEYS = ("accum_steps", "step_batches")
@@ -36,18 +36,20 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
-    resolved = (f"train.{key}" for key in (*MACHINE_KEYS, *STEP_KEYS))
-    free = tuple(f"{key}." for key in (*FREE_KEYS, *resolved))
+    free = {*FREE_KEYS, *(f"train.{key}" for key in (*MACHINE_KEYS, *STEP_KEYS))}
     before, after = (
         {config.data.tokenizer_of(part) for part in config.data.valid_corpora}
         for config in (old, new)
     )
-    if before == after:  # one config names it, for the other it is the language's
-        free += ("data.bleu_tokenize.",)
-    return [each for each in changed_keys(old, new) if not f"{each[0]}.".startswith(free)]
+    # A config may name the tokenizer that the other takes from the language.
+    if before == after:
+        free.add("data.bleu_tokenize")
+    changes = changed_keys(old, new)
+    return [each for each in changes if free.isdisjoint({each[0], each[0].partition(".")[0]})]
 
 
 def _flatten(config: Config) -> dict[str, object]:
+    """Return the settings by dotted key."""
     values = config.model_dump()
     flat = {f"{name}.{key}": item for name in SECTIONS for key, item in values.pop(name).items()}
     return {**values, **flat}

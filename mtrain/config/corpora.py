@@ -34,9 +34,7 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
     def validate(text: str, info: ValidationInfo) -> str:
         place = text if info.context else expand(text)
         if not is_utf8(place):
-            raise ValueError(
-                f"is {printable(place)} when it is expanded, which is not UTF-8; use another path"
-            )
+            raise ValueError(f"expands to {printable(place)}, which is not UTF-8; use another path")
         return place
 
     return validate
@@ -85,7 +83,7 @@ class Synthesis(Section):
     beam_size: Annotated[int, Field(ge=1, le=1000)] | None = None
     """hypotheses kept per sentence; null: as in the model's run"""
     keep: Literal["best"] | None = None
-    """best: replace tgt by the hypothesis that is most like it, by chrF"""
+    """best: replace tgt by the hypothesis that is most similar to it, by chrF"""
     drop_worst: Fraction = 0.0
     """fraction of pairs to leave out: the least probable, per token of the translation"""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -111,12 +109,12 @@ class Entry(Synthesis):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: Any) -> Any:
-        """Use the given side for both, until a model makes the other side."""
+        """Use the given side for both sides until a model makes the other one."""
         given = sorted(Synthesis.model_fields.keys() & value) if isinstance(value, dict) else []
         if "synthetic_side" in given:
-            raise ValueError("has no key synthetic_side: it is the side that is not named")
+            raise ValueError("has no key synthetic_side; leave out the side that a model makes")
         if given and "model" not in given:
-            raise ValueError(f"{given[0]} works with model, which makes the side that is not named")
+            raise ValueError(f"{given[0]} needs model, which makes the side that is left out")
         for side, other in (("src", "tgt"), ("tgt", "src")) if given else ():
             if value.get(side) is None and other in value:
                 value = {**value, side: value[other], "synthetic_side": side}
@@ -188,7 +186,7 @@ class HubCorpus(Entry):
 
 
 class SyntheticCorpus(FileCorpus):
-    """The synthetic text of a run: models made its `synthetic_side`."""
+    """Synthetic text of a run: models made its `synthetic_side`."""
 
 
 KINDS: dict[str, type[Section]] = {
@@ -200,8 +198,8 @@ KINDS: dict[str, type[Section]] = {
 
 
 def corpus_kind(value: object) -> str | None:
-    """Return the kind of a corpus entry, which is named by its characteristic key; angle brackets
-    mark it in error paths.
+    """Return the kind of a corpus entry, named after its characteristic key; angle brackets mark it
+    in the paths of errors.
     """
     if isinstance(value, Section):
         return next((kind for kind, section in KINDS.items() if type(value) is section), None)

@@ -1,4 +1,4 @@
-"""The settings as documentation: a JSON schema for editors, and a list of all keys."""
+"""Documentation of the settings: a JSON schema for editors, and a list of all keys."""
 
 import difflib
 import json
@@ -12,20 +12,20 @@ from mtrain.config.corpora import KINDS, MAX_WHOLE, GeneratedCorpus, Synthesis
 from mtrain.config.schema import SECTIONS, Config
 from mtrain.runtime.errors import RefusedError
 
-SCHEMA = Path(__file__).absolute().with_name("schema.json")  # `mtrain config schema`, for editors
-ENTRY = "data.train.N"  # a corpus of the list, in the names of keys
-BOUNDS = (
+SCHEMA = Path(__file__).absolute().with_name("schema.json")  # output of `mtrain config schema`
+ENTRY = "data.train.N"  # the name of a corpus of the list
+BOUND_WORDS = (
     ("minimum", "from"),
     ("exclusiveMinimum", "above"),
     ("maximum", "to"),
     ("exclusiveMaximum", "below"),
 )
-WORDS = {"string": "text", "boolean": "true | false"}
+TYPE_WORDS = {"string": "text", "boolean": "true | false"}
 
 
 @dataclass(frozen=True)
 class Key:
-    """A setting: its dotted name, default, type in words and description."""
+    """A setting: dotted name, default, type in words and description."""
 
     name: str
     default: str
@@ -33,24 +33,21 @@ class Key:
     text: str
 
     def lines(self, width: int) -> list[str]:
-        """Return lines for people: the setting with its default as in a config, and its
-        description, which is wrapped.
-        """
+        """Return the setting with its default as in a config, and its wrapped description."""
         wrapped = textwrap.wrap(self.text, max(20, width - 4), break_on_hyphens=False)
         return [f"{self.name}: {self.default}  # {self.type}", *(f"    {line}" for line in wrapped)]
 
 
 def make_schema() -> dict[str, Any]:
-    """Return the JSON schema of a config file, which takes entries of corpora with one side."""
+    """Return the JSON schema of a config file, in which a corpus with `model` may have one side."""
     schema = Config.model_json_schema()
     for kind in KINDS.values():
         entry = schema["$defs"][kind.__name__]
         settings = entry["properties"]
-        del settings["synthetic_side"]  # follows from the sides that an entry names
-        if kind is GeneratedCorpus:  # a model makes one side of any other
-            entry["properties"] = {
-                k: v for k, v in settings.items() if k not in Synthesis.model_fields
-            }
+        del settings["synthetic_side"]  # not a key: the loader derives it
+        if kind is GeneratedCorpus:  # has both sides without a model
+            for name in settings.keys() & Synthesis.model_fields:
+                del settings[name]
             continue
         model = settings["model"]
         settings["model"] = {
@@ -60,21 +57,21 @@ def make_schema() -> dict[str, Any]:
         entry["required"] = [key for key in entry["required"] if key not in ("src", "tgt")]
         entry["anyOf"] = [{"required": ["src", "tgt"]}, {"required": ["model"]}]
     for name in SECTIONS:
-        schema["properties"][name].pop("default", None)  # stands with each setting
+        schema["properties"][name].pop("default", None)  # each setting has its own
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def list_keys(prefix: str = "") -> list[Key]:
-    """Return the settings whose names begin with `prefix`, or else those that contain it, in the
-    order of the manual; raises `RefusedError` if there are none.
+    """Return the settings whose names begin with `prefix`, or if there are none, those whose names
+    contain it, in the order of the manual; raises `RefusedError` if none do.
     """
     schema = make_schema()
     keys = list(dict.fromkeys(_keys(schema, schema["$defs"])))
     found = [key for key in keys if key.name.startswith(prefix)]
     found = found or [key for key in keys if prefix in key.name]
     if not found:
-        near = difflib.get_close_matches(prefix, [*SECTIONS, *(key.name for key in keys)], n=1)
-        advice = f"did you mean {near[0]}?" if near else "mtrain config keys lists all"
+        similar = difflib.get_close_matches(prefix, [*SECTIONS, *(key.name for key in keys)], n=1)
+        advice = f"did you mean {similar[0]}?" if similar else "`mtrain config keys` lists all"
         raise RefusedError(f"{prefix}: no setting has this in its name; {advice}")
     return found
 
@@ -101,19 +98,21 @@ def _key(name: str, setting: dict[str, Any], section: dict[str, Any]) -> Key:
 
 
 def _type(setting: dict[str, Any]) -> str:
-    """Describe the type of a setting, by its part of the schema, in words."""
+    """Describe the type of a setting in words, given its schema."""
     if "$ref" in setting:
         return "corpus"
     if "const" in setting or "enum" in setting:
         return " | ".join(setting.get("enum", [setting.get("const")]))
-    for several in ("anyOf", "oneOf"):
-        if several in setting:
-            return " | ".join(dict.fromkeys(map(_type, setting[several])))
+    for union in ("anyOf", "oneOf"):
+        if union in setting:
+            return " | ".join(dict.fromkeys(map(_type, setting[union])))
     if setting["type"] == "array":
         return f"list of {_type(setting['items'])}"
     if setting["type"] == "object":
         return "corpora by name"
-    limits = [
-        f"{word} {setting[key]}" for key, word in BOUNDS if setting.get(key, MAX_WHOLE) != MAX_WHOLE
+    bounds = [
+        f"{word} {setting[key]}"
+        for key, word in BOUND_WORDS
+        if setting.get(key, MAX_WHOLE) != MAX_WHOLE
     ]
-    return " ".join([WORDS.get(setting["type"], setting["type"]), *limits])
+    return " ".join([TYPE_WORDS.get(setting["type"], setting["type"]), *bounds])

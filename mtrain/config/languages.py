@@ -19,22 +19,20 @@ MISTAKES: dict[str, str] = _TABLES["meant"]
 FREQUENT: dict[str, str] = _TABLES["frequent"]
 
 _Local = Literal["none", "zh", "13a", "intl", "char", "ja-mecab", "ko-mecab"]
-_Fetched = Literal["spm", "flores101", "flores200", "spBLEU-1K"]  # sacreBLEU loads their models
+# sacreBLEU downloads the models of these.
+_Fetched = Literal["spm", "flores101", "flores200", "spBLEU-1K"]
 Tokenizer = Literal[_Local, _Fetched]
 TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
-
-# Languages without spaces between words, except Chinese and Japanese: for BLEU, sacreBLEU can only
-# split them into characters (`char`); for TER it cannot split them.
+# Languages without spaces between words, except Chinese and Japanese: sacreBLEU can only split them
+# into characters (`char`) for BLEU, and not at all for TER.
 UNSPACED = ("bo", "dz", "km", "lo", "my", "shn", "th")
-# Languages that the tokenizer 13a does not split into words.
+# Languages whose words the tokenizer 13a does not separate.
 UNSPLIT_BY_13A = ("ja", "ko", *UNSPACED)
 
 
 def language_code(language: str) -> str:
-    """Return the language of a tag such as `zh_CN` or `deu_Latn`, in two letters if it has such a
-    code.
-    """
+    """Return the language of a tag such as `zh_CN` or `deu_Latn`, as two letters if possible."""
     code = re.split("[-_]", language.lower())[0]
     return _TWO_LETTERS.get(code, code)
 
@@ -49,10 +47,9 @@ def is_unspaced(language: str) -> bool:
     return language_code(language) in UNSPACED
 
 
-def code_error(language: str) -> str | None:
-    """Return an error for a text that is no language code (such as `de`, `deu` or `de-AT`), with
-    the code that is meant; None for a code. Any three letters are a code, except well-known
-    mistakes.
+def language_error(language: str) -> str | None:
+    """Return an error if a text is not a language code such as `de`, `deu` or `de-AT`, with the
+    code that may be meant, else None. Any three letters are accepted, except well-known mistakes.
     """
     code = language_code(language)
     has_form = re.fullmatch("([A-Za-z]{2}|[a-z]{3})([-_][A-Za-z0-9]{1,8})*", language)

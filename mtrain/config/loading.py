@@ -1,5 +1,5 @@
-"""From YAML to a checked config. Every error is reported with file and line, the key, what was
-expected, and the nearest known key for a misspelt one.
+"""Read and check configs. An error names the file and line, the key, what was expected, and for a
+misspelt key the most similar known one.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
-from mtrain.config.languages import code_error
+from mtrain.config.languages import language_error
 from mtrain.config.schema import (
     SECTIONS,
     AugmentConfig,
@@ -27,23 +27,23 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
-SPACED = "{!r} holds white space, and a piece cannot"  # a tag or symbol
-# Keys that were removed, with the value at which they had no effect.
+SPACED = "{!r} contains white space, which a piece cannot"  # of a tag or symbol
+# Keys that were removed, with the value that had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 PATHS = ("run_dir", "data.root", "tokenizer.path", "train.init_from")
 
 
 def load_config(path: Path, overrides: list[str] | None = None) -> Config:
-    """Read, override (`a.b=value`) and check a config, or the shipped one if a path `configs/...`
-    is not there; raises `RefusedError`.
+    """Read a config, apply overrides (`a.b=value`), and check it. For a path `configs/...`
+    that does not exist, use the shipped config of that name. Raises `RefusedError`.
     """
     package = Path(__file__).parents[1]
     # in a clone, configs/ lies next to the package
     shipped = (package if (package / "configs").exists() else package.parent) / path
     if path.parts[:1] == ("configs",) and os.path.exists(shipped) and not os.path.exists(path):
-        logger.info("%s: not here; using the file that mtrain ships: %s", path, shipped)
+        logger.info("%s: no such file; using the one that mtrain ships: %s", path, shipped)
         path = shipped
-    if os.path.exists(path / "config.yaml"):  # unlike Path.exists, never an error
+    if os.path.exists(path / "config.yaml"):  # unlike Path.exists, never raises
         raise RefusedError(f"{path}: is a run; give its config, {path / 'config.yaml'}")
     try:
         document = parse_document(read_text(path), str(path))
@@ -58,15 +58,15 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
 
 
 def load_stored_config(path: Path) -> Config:
-    """Read the config that a run or a checkpoint keeps, whose paths are already expanded; raises
+    """Read the config in a run or checkpoint directory, whose paths are already expanded; raises
     `RefusedError`, also for a link or a pipe.
     """
     return parse_stored_config(read_text(path, is_stored=True), str(path))
 
 
 def parse_stored_config(text: str, name: str) -> Config:
-    """Check the text of a config that a run or a checkpoint stores, possibly of an earlier version:
-    a removed key is dropped if it asked for nothing; raises `RefusedError`.
+    """Check the text of a config in a run or checkpoint, possibly of an earlier version: a removed
+    key is dropped if its value had no effect. Raises `RefusedError`.
     """
     document = parse_document(text, name)
     for (section, key), harmless in REMOVED_KEYS.items():
@@ -77,32 +77,32 @@ def parse_stored_config(text: str, name: str) -> Config:
         if value != harmless:
             raise RefusedError(
                 f"{where}: {section}.{key}: {value!r} is not supported any more; use the version "
-                f"of mtrain that wrote it, or change it to {harmless!r} there"
+                f"of mtrain that wrote this file, or change the value to {harmless!r}"
             )
         logger.info("%s: %s is not used any more", where, f"{section}.{key}")
     return parse_config(document, is_stored=True)
 
 
 def parse_config(document: Document, *, is_stored: bool = False) -> Config:
-    """Check a parsed document; raises `RefusedError` with one line per violation. Paths of a stored
-    config are not expanded: it may be somebody else's, and this machine's environment must not get
-    into its text.
+    """Check a parsed document; raises `RefusedError` with one line per problem. Paths of a stored
+    config are not expanded: it may come from another person, and must not take up values of this
+    machine's environment.
     """
-    if not is_stored and (homes := [key for key in PATHS if document.raw.get(key) == "~"]):
+    if not is_stored and (tildes := [key for key in PATHS if document.raw.get(key) == "~"]):
         text = "YAML reads ~ as null; write ~/ for the home directory"
-        raise RefusedError(*(f"{document.where(key)}: {key}: {text}" for key in homes))
+        raise RefusedError(*(f"{document.where(key)}: {key}: {text}" for key in tildes))
     try:
         config = Config.model_validate(document.value, context=is_stored)
     except ValidationError as error:
         raise RefusedError(*_explain(document, error.errors(include_url=False))) from None
     conflicts = list(_conflicts(config))
-    if not is_stored:  # a run that began with such a setting goes on
+    if not is_stored:  # earlier versions allowed these settings, and their runs must load
         conflicts += _language_conflicts(config.data)
         if config.train.consistency is None and config.train.cutoff != TrainConfig().cutoff:
             conflicts.append(("train.cutoff", "is for train.consistency, which is off"))
         for key, corpus in config.data.corpora.items():
             if corpus.tag and corpus.tag.isalnum():
-                text = "%s.tag: %s becomes a piece in all text that holds it; is <%s> meant?"
+                text = "%s.tag: %s becomes a piece wherever text contains it; did you mean <%s>?"
                 logger.warning(text, key, corpus.tag, corpus.tag)
         for symbol in config.tokenizer.user_symbols:
             if len(symbol.split()) != 1:
@@ -135,9 +135,9 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         text = f"{train.valid_every} is not a multiple of train.save_every {train.save_every}"
         yield "train.valid_every", text
     if train.init_vocabulary == "own" and train.init_from is None:
-        yield "train.init_vocabulary", "own is for a model that starts from another; set init_from"
+        yield "train.init_vocabulary", "own needs a model to start from; set init_from"
     if (total := sum(train.augment.model_dump().values())) > 1 + 1e-9:
-        yield "train.augment", f"its fractions add up to {total:.4g}, but a pair is changed once"
+        yield "train.augment", f"fractions add up to {total:.4g}; their sum may be at most 1"
     yield from _corpus_conflicts(data)
     yield from _learning_rate_conflicts(train)
 
@@ -151,7 +151,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if corpus.model:
-            yield from _fill_conflicts(key, corpus)
+            yield from _synthesis_conflicts(key, corpus)
             continue
         if not isinstance(corpus, FileCorpus):
             continue
@@ -159,7 +159,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
         if any(numbers) and corpus.kind == "tmx":
             yield f"{key}.file", "languages of a .tmx file are codes such as en, not numbers"
         elif corpus.kind == "tmx" and str(corpus.src).lower() == str(corpus.tgt).lower():
-            yield f"{key}.tgt", f"{corpus.tgt} is the source's language, too"
+            yield f"{key}.tgt", f"{corpus.tgt} is the source's language as well"
         elif any(numbers) and corpus.kind != "tsv":
             yield f"{key}.file", f"fields of a .{corpus.kind} file have names, not numbers"
         elif numbers[0] != numbers[1]:
@@ -174,20 +174,20 @@ def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, section in {"data": data, **data.corpora}.items():
         for side in ("src_lang", "tgt_lang"):
             code = getattr(section, side)
-            if not code or (text := code_error(code)) is None:
+            if not code or (text := language_error(code)) is None:
                 continue
             if code not in targets:
                 logger.warning("%s.%s: %s", key, side, text)
             elif data.bleu_tokenize is None:
-                advice = "(BLEU depends on it: keep it with data.bleu_tokenize: 13a)"
+                advice = "(BLEU depends on it; to keep it, set data.bleu_tokenize: 13a)"
                 yield f"{key}.{side}", f"{text} {advice}"
 
 
-def _fill_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:
+def _synthesis_conflicts(key: str, corpus: Corpus) -> Iterator[tuple[str, str]]:
     if not key.startswith("data.train.") or isinstance(corpus, GeneratedCorpus):
-        yield f"{key}.model", "makes text for data.train only, of files or datasets"
+        yield f"{key}.model", "is for files and datasets of data.train only"
     elif isinstance(corpus, FileCorpus) and corpus.kind == "tmx":
-        yield f"{key}.file", "a .tmx file has both sides; name a .tsv, .jsonl or .parquet file"
+        yield f"{key}.file", "a .tmx file has both sides; give a .tsv, .jsonl or .parquet file"
     elif corpus.src == corpus.tgt and corpus.keep is not None:
         yield f"{key}.keep", "compares hypotheses with a reference; give src and tgt"
     elif corpus.src != corpus.tgt and corpus.keep is None:
@@ -214,48 +214,53 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[str, str]]:
 
 
 def _explain(document: Document, errors: list[Any]) -> list[str]:
-    """Describe pydantic's errors, one line per key; the branches of a union give one error each."""
-    found: dict[str, str] = {}
+    """Describe pydantic's errors, one line per key, in the order of the document."""
+    # For a value that fits no branch of a union, each branch gives an error.
+    by_key: dict[str, list[Any]] = {}
     for error in errors:
         key = ".".join(str(part) for part in error["loc"] if part not in BRANCHES)
-        section = _section_of(error["loc"])
-        if error["type"] == "extra_forbidden":
-            found[key] = f"unknown key; {_advice(key, section)}"
-            continue
-        name = next((part for part in reversed(error["loc"]) if part in section.model_fields), "")
-        purpose = f" ({section.model_fields[name].description})" if name else ""
-        if error["type"] == "missing":
-            found[key] = f"required, but missing{purpose}"
-            continue
-        while key and key not in document.lines:  # drop the name of a union's branch
-            key = key.rpartition(".")[0]
-        text = expectation(error)
-        if text.startswith("should"):
-            got = f", got {_shown(error['input'], document.raw.get(key))}{purpose}"
-            earlier = found[key].removesuffix(got) + " or " if key in found else ""
-            text = earlier + (text.removeprefix("should be ") if earlier else text) + got
-        found[key] = text
-    places = [*document.lines.values(), document.name]  # from the first line to the last
-    ordered = sorted(found, key=lambda key: places.index(document.where(key)))
-    return [f"{document.where(key)}: {key or 'config'}: {found[key]}" for key in ordered]
+        if error["type"] not in ("extra_forbidden", "missing"):
+            key = document.nearest_key(key)  # without the name of a union's branch
+        by_key.setdefault(key, []).append(error)
+    places = [*document.places.values(), document.name]
+    keys = sorted(by_key, key=lambda key: places.index(document.where(key)))
+    return [
+        f"{document.where(key)}: {key or 'config'}: {_describe(document, key, by_key[key])}"
+        for key in keys
+    ]
+
+
+def _describe(document: Document, key: str, errors: list[Any]) -> str:
+    """Describe the errors of a key: what is expected, the value, and the purpose of the setting."""
+    error = errors[-1]
+    section = _section_of(error["loc"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key; {_advice(key, section)}"
+    name = next((part for part in reversed(error["loc"]) if part in section.model_fields), "")
+    purpose = f" ({section.model_fields[name].description})" if name else ""
+    if error["type"] == "missing":
+        return f"required, but missing{purpose}"
+    expected = [expectation(each) for each in errors]
+    if not expected[-1].startswith("should"):
+        return expected[-1]
+    others = [text.removeprefix("should be ") for text in expected[1:]]
+    got = _shown(error["input"], document.raw.get(key))
+    return f"{' or '.join([expected[0], *others])}, got {got}{purpose}"
 
 
 def _advice(key: str, section: type[BaseModel]) -> str:
-    """Name the known key that is most like an unknown one."""
-    around, _, name = key.rpartition(".")
-    known = [name for name in section.model_fields if name != "synthetic_side"]
+    """Suggest a known key instead of an unknown one of a section."""
+    parent, _, name = key.rpartition(".")
+    known = [field for field in section.model_fields if field != "synthetic_side"]
     kinds = KINDS if section in KINDS.values() else {}
-    if of := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:
-        return f"it is for entries with {' or '.join(of)}; known here: {', '.join(known)}"
+    if owners := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:
+        return f"it is for entries with {' or '.join(owners)}; known here: {', '.join(known)}"
     candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
-    near = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    if similar := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
+        return f"did you mean {f'{parent}.{similar[0]}' if parent else similar[0]}?"
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []
-    if near:
-        return f"did you mean {'.'.join(filter(None, (around, near[0])))}?"
-    if elsewhere:
-        return f"did you mean {elsewhere[0]}?"
-    return f"known here: {', '.join(known)}"
+    return f"did you mean {elsewhere[0]}?" if elsewhere else f"known here: {', '.join(known)}"
 
 
 def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:

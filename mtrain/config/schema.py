@@ -1,4 +1,4 @@
-"""Every setting once: name, type, default, check and description.
+"""All settings: name, type, default, check and description.
 
 `loading` reads a config from strict YAML (`yaml_reader`) and checks it.
 """
@@ -102,7 +102,7 @@ class DataConfig(Section):
         return (tgt, src) if corpus.swap else (src, tgt)
 
     def as_forward(self, corpus: Corpus) -> Corpus:
-        """Return a corpus, with its sides exchanged if it is learned from target to source."""
+        """Return a corpus with its sides exchanged if it is learned from target to source."""
         back = (self.tgt_lang, self.src_lang)
         is_backward = self.src_lang != self.tgt_lang and self.languages(corpus) == back
         return corpus.model_copy(update={"swap": not corpus.swap}) if is_backward else corpus
@@ -165,7 +165,7 @@ class TokenizerConfig(Section):
 
 
 class ModelConfig(Section):
-    """The Transformer's shape."""
+    """The shape of the Transformer."""
 
     d_model: Annotated[int, Field(ge=2, le=MAX_WIDTH)] = 512
     """width of every layer"""
@@ -203,7 +203,7 @@ class AugmentConfig(Section):
     typos: UnitInterval = 0.0
     """make typing errors in the source"""
     numbers: UnitInterval = 0.0
-    """replace numbers that both sides have, alike on both"""
+    """replace numbers that both sides have by the same other numbers"""
 
 
 class TrainConfig(Section):
@@ -220,7 +220,7 @@ class TrainConfig(Section):
     accum_steps: MicroBatches = 1
     """micro-batches per step on each process, if step_batches is not given"""
     step_batches: MicroBatches | None = None
-    """micro-batches per step over all processes, mixing lengths; stays as the run began"""
+    """micro-batches per step over all processes, mixing lengths; cannot change in a run"""
     optimizer: Literal["adam", "muon"] = "adam"
     """adam, or muon for the matrices of the layers, which learns in fewer steps"""
     init_from: PathText | None = None
@@ -277,7 +277,7 @@ class TrainConfig(Section):
     """number of newest checkpoints that are averaged at the end; 0: off"""
 
     def micro_batches(self, ranks: int) -> int:
-        """Return the number of micro-batches of a step in a run that a job of `ranks` begins."""
+        """Return the micro-batches per step of a run that starts with a number of ranks."""
         return self.step_batches or self.accum_steps * ranks
 
     def is_validated(self, step: int) -> bool:
@@ -290,7 +290,7 @@ class TrainConfig(Section):
 
 
 class DecodeConfig(Section):
-    """How translations are searched for."""
+    """How translations are searched."""
 
     beam_size: Annotated[int, Field(ge=1, le=1000)] = 4
     """hypotheses kept per sentence; 1 is greedy search"""
@@ -357,7 +357,7 @@ def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
     changes = {key: value for key, value in given.items() if value is not None}
     if unknown := sorted(changes.keys() - DecodeConfig.model_fields):
         known = ", ".join(DecodeConfig.model_fields)
-        raise RefusedError(f"{unknown[0]}: no setting of decode, which has {known}")
+        raise RefusedError(f"{unknown[0]}: no setting of decode; choose one of {known}")
     try:
         return DecodeConfig.model_validate({**decode.model_dump(), **changes})
     except ValidationError as error:
@@ -368,7 +368,7 @@ def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
 
 
 def expectation(error: Any) -> str:
-    """Return what a value should be, by an error of pydantic."""
+    """Return what a value should be, from an error of pydantic."""
     if error["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
         return "should be a mapping of settings"
     if error["type"] == "string_pattern_mismatch":

@@ -1,8 +1,8 @@
-"""Strict YAML: plain values with the line of each.
+"""Read strict YAML into plain values, with the line of each.
 
-PyYAML alone reads `5e-4` as a string, lets a duplicate key win silently, and takes `010` for 8 and
-`1:30` for 90. Here scalars follow one small table, and everything else is refused with file and
-line.
+PyYAML alone reads `5e-4` as a string, `010` as 8 and `1:30` as 90, and the last of duplicate keys
+silently wins. Here, `_scalar` decides the type of each scalar; duplicate keys and tags are refused
+with file and line.
 """
 
 import re
@@ -15,7 +15,8 @@ import yaml
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError
 
-MAX_NODES, MAX_DEPTH = 20_000, 20  # of a document, aliases written out
+# Limits of a document; each use of an alias counts.
+MAX_NODES, MAX_DEPTH = 20_000, 20
 MAX_SIZE = 1_000_000  # characters
 
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
@@ -26,26 +27,30 @@ _TRUE, _FALSE, _NULL = {"true", "yes", "on"}, {"false", "no", "off"}, {"", "~", 
 
 @dataclass
 class Document:
-    """Plain Python values read from YAML; by dotted key (`data.train.0.src`), the place where each
-    value stands, and the text of each unquoted scalar.
+    """Plain Python values read from YAML. By dotted key (`data.train.0.src`), `places` holds the
+    place of each value, such as `file:line`, and `raw` the text of each unquoted scalar.
     """
 
     name: str
     value: Any = None
-    lines: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
     raw: dict[str, str] = field(default_factory=dict)
-    size: int = 0  # nodes
+    num_nodes: int = 0
+
+    def nearest_key(self, key: str) -> str:
+        """Return the dotted key, or its nearest parent that the document contains."""
+        while key and key not in self.places:
+            key = key.rpartition(".")[0]
+        return key
 
     def where(self, key: str) -> str:
-        """Return `file:line` of a dotted key, or of the nearest key around it."""
-        while key and key not in self.lines:
-            key = key.rpartition(".")[0]
-        return self.lines.get(key, self.name)
+        """Return the place of a dotted key, or of its nearest parent."""
+        return self.places.get(self.nearest_key(key), self.name)
 
 
 def read_text(path: Path, *, is_stored: bool = False) -> str:
-    """Read the text of a YAML file, or no more than is needed to refuse one that is too long;
-    raises `RefusedError`, for the file of a run or checkpoint also if it is a link or a pipe.
+    """Read the text of a YAML file; of one that is too long, only enough to refuse it. Raises
+    `RefusedError`; for a file of a run or checkpoint (`is_stored`), also if it is a link or a pipe.
     """
     try:
         with files.read(path) if is_stored else path.open("rb") as stream:
@@ -60,11 +65,11 @@ def read_text(path: Path, *, is_stored: bool = False) -> str:
 
 
 def parse_document(text: str, name: str) -> Document:
-    """Parse YAML text that came from a file `name`; raises `RefusedError` with the line of whatever
-    is not plain, strict YAML.
+    """Parse the YAML text of a file `name`; raises `RefusedError` with the line of anything but
+    plain, strict YAML.
     """
     if len(text) > MAX_SIZE:
-        raise RefusedError(f"{name}: over {MAX_SIZE:,} characters are too many for a config")
+        raise RefusedError(f"{name}: too long for a config: over {MAX_SIZE:,} characters")
     document = Document(name)
     document.value = _parse(text, document)
     if not isinstance(document.value, dict):
@@ -73,36 +78,36 @@ def parse_document(text: str, name: str) -> Document:
 
 
 def set_value(document: Document, override: str) -> None:
-    """Apply one `a.b=value`; the value is YAML."""
+    """Apply an override `a.b=value`, whose value is YAML."""
     name, equals, text = override.partition("=")
     place = f"--set {override[:60]}"
     name = name.strip()
-    *around, last = name.split(".")
-    if not equals or not all((*around, last)):
+    *parents, last = name.split(".")
+    if not equals or not all((*parents, last)):
         raise RefusedError(f"{place}: expected KEY=VALUE, such as --set train.max_steps=1000")
     target = document.value
-    for depth, part in enumerate(around, 1):
+    for depth, part in enumerate(parents, 1):
         if part not in target:
             target[part] = {}
-            document.lines[".".join(around[:depth])] = place
+            document.places[".".join(parents[:depth])] = place
         target = target[part]
         if not isinstance(target, dict):
             raise RefusedError(f"{place}: {part} is not a group of settings; set it as a whole")
-    for places in (document.lines, document.raw):
-        for key in [key for key in places if key == name or key.startswith(f"{name}.")]:
-            del places[key]
-    document.lines[name] = place
+    for by_key in (document.places, document.raw):
+        for key in [key for key in by_key if key == name or key.startswith(f"{name}.")]:
+            del by_key[key]
+    document.places[name] = place
     target[last] = _parse(text, document, name, place)
 
 
 def dump_document(value: object) -> str:
-    """Return plain values as YAML that this and other readers read back to equal ones."""
+    """Return YAML that this and other readers read back to an equal value."""
     text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that is not plainly a word: `1e-4`, `no` and the like stay text."""
+    """Quotes every text that is not clearly a word, so that `1e-4`, `no` and the like stay text."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -115,7 +120,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any:
-    """Parse YAML to the value at a dotted key; errors name the place, or else the line."""
+    """Parse YAML to the value of a dotted key; errors name `place`, or the line if it is empty."""
     try:
         node = yaml.compose(text, Loader=yaml.BaseLoader)
         return _value(document, node, key, place) if node is not None else None
@@ -126,17 +131,17 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
         line, reason = text[: error.position].count("\n"), "a control character"
     except RecursionError:
         line, reason = 0, "nested too deeply for a config"
-    except ValueError as error:  # `\U00110000`, or a version of thousands of digits
+    except ValueError as error:  # `\U00110000`, or a YAML version of thousands of digits
         line, reason = 0, str(error)
     raise RefusedError(f"{place or f'{document.name}:{line + 1}'}: invalid YAML: {reason}")
 
 
 def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int = 0) -> Any:
-    """Return a YAML node as a plain value, and note where it stands."""
+    """Return the plain value of a YAML node, and record its place."""
     where = place or f"{document.name}:{node.start_mark.line + 1}"
-    document.lines[key] = where
-    document.size += 1
-    if document.size > MAX_NODES or depth > MAX_DEPTH:
+    document.places[key] = where
+    document.num_nodes += 1
+    if document.num_nodes > MAX_NODES or depth > MAX_DEPTH:
         raise RefusedError(
             f"{where}: too large or too deeply nested for a config (aliases count too)"
         )
@@ -156,17 +161,19 @@ def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int
             raise RefusedError(f"{where}: a key must be a word")
         name, inner = name_node.value, f"{key}.{name_node.value}" if key else name_node.value
         if name in result:
-            first = document.lines[inner]
+            first = document.places[inner]
             raise RefusedError(f"{where}: {inner}: duplicate key, first given at {first}; keep one")
         result[name] = _value(document, value_node, inner, place, depth + 1)
-        document.lines[inner] = where
+        # the line of the key, not that of the value
+        document.places[inner] = where
     return result
 
 
 def _scalar(document: Document, node: yaml.ScalarNode, key: str) -> Any:
+    """Return the value of a scalar: text, null, a boolean or a number."""
     text: str = node.value
     if "\0" in text:
-        raise RefusedError(f"{document.lines[key]}: {key}: holds a NUL character")
+        raise RefusedError(f"{document.places[key]}: {key}: contains a NUL character")
     if node.style is not None:
         return text
     document.raw[key] = text
@@ -174,7 +181,7 @@ def _scalar(document: Document, node: yaml.ScalarNode, key: str) -> Any:
         return None
     if text.lower() in _TRUE | _FALSE:
         return text.lower() in _TRUE
-    if len(text) > 40:  # no number of a config is longer, and int() of a huge one would be slow
+    if len(text) > 40:  # no number of a config is that long, and int() of a huge one is slow
         return text
     if _INT.fullmatch(text):
         return int(text.replace("_", ""))

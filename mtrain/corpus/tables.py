@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config.corpora import FileCorpus, HubCorpus
-from mtrain.config.languages import NAMES, code_error, language_code
+from mtrain.config.languages import NAMES, language_code, language_error
 from mtrain.corpus.lines import (
     MAX_LINE_LENGTH,
     NOT_UTF8,
@@ -169,7 +169,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
 def _is_name(cell: str) -> bool:
     """Whether a cell looks like the name of a column."""
     name = cell.strip()
-    is_code = code_error(name) is None and language_code(name) in NAMES
+    is_code = language_error(name) is None and language_code(name) in NAMES
     return is_code or name.lower() in _NAMES
 
 

@@ -11,7 +11,7 @@ from conftest import TinyConfig, Train, contents, run_mtrain, status
 from sacrebleu.metrics.bleu import BLEU
 
 from mtrain.config.changes import fixed_changes
-from mtrain.config.languages import MISTAKES, NAMES, Tokenizer, code_error, tokenizer_for
+from mtrain.config.languages import MISTAKES, NAMES, Tokenizer, language_error, tokenizer_for
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import SCRIPTS
 
@@ -20,9 +20,9 @@ CODES = "de deu ger zh-CN zh_TW zh-Hant-TW sr-Latn deu_Latn es-419 EN pt-br kau 
 
 def test_codes_and_their_regional_forms_are_known() -> None:
     scripts = {code for codes in SCRIPTS.values() for code in codes.split() if len(code) < 4}
-    assert [code for code in {*CODES.split(), *NAMES, *scripts} if code_error(code)] == []
+    assert [code for code in {*CODES.split(), *NAMES, *scripts} if language_error(code)] == []
     assert scripts <= NAMES.keys()
-    assert code_error("kr") is not None  # Kanuri, but Korean is meant
+    assert language_error("kr") is not None  # Kanuri, but Korean is meant
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def test_codes_and_their_regional_forms_are_known() -> None:
     ],
 )
 def test_the_code_that_is_meant_is_named(text: str, meant: str) -> None:
-    expected = f"{text}: not known as a language code (ISO 639); did you mean {meant}?"
-    assert code_error(text) == expected
+    error = f"{text}: not known as a language code (ISO 639); did you mean {meant}?"
+    assert language_error(text) == error
 
 
 def test_no_code_is_guessed_from_nothing() -> None:
     for text in ("xx", "src", "x", "12", "français", "klingon-x"):
-        assert str(code_error(text)).endswith("; write one such as en or zh-TW")
-    assert all(meant == "" or not code_error(meant) for meant in MISTAKES.values())
+        assert str(language_error(text)).endswith("; write one such as en or zh-TW")
+    assert all(meant == "" or not language_error(meant) for meant in MISTAKES.values())
 
 
 def test_the_target_language_names_the_tokenizer() -> None:

@@ -141,7 +141,7 @@ def test_each_setting_has_a_description(section: type[BaseModel]) -> None:
 
 def test_a_tag_that_is_a_word_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     load(tmp_path, DATA, "data.train=[{src: a, tgt: b, tag: de}, {src: a, tgt: b, tag: <2de>}]")
-    text = "data.train.0.tag: de becomes a piece in all text that holds it; is <de> meant?"
+    text = "data.train.0.tag: de becomes a piece wherever text contains it; did you mean <de>?"
     assert caplog.messages == [text]
 
 
@@ -193,7 +193,7 @@ CORPORA_REFUSED = [
     ("{file: a.tsv, src: 0}", "tgt: required, but missing (column of the target text"),
     ("{src: a.en}", "tgt: required, but missing (file of its translation"),
     ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt?"),
-    ("{src: a.en, tgt: a.de, tag: <a b>}", "tag: '<a b>' holds white space"),
+    ("{src: a.en, tgt: a.de, tag: <a b>}", "tag: '<a b>' contains white space"),
     ("{src: a.en, tgt: a.de, split: x}", "split: unknown key; it is for entries with generated or"),
     ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated?"),
     ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
@@ -256,7 +256,7 @@ ADDED = [
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
     ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
-    ("tokenizer: {user_symbols: [a b]}", "7: tokenizer.user_symbols: 'a b' holds white space"),
+    ("tokenizer: {user_symbols: [a b]}", "7: tokenizer.user_symbols: 'a b' contains white space"),
     ("tokenizer: {user_symbols: [<s>]}", "7: tokenizer.user_symbols: <s> is a special"),
     ("model: none", "7: model: should be a mapping of settings, got 'none'"),
     ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
@@ -284,7 +284,7 @@ ADDED = [
     ("seed: 1\n\tmodel: 2", "8: invalid YAML"),
     ("---\nseed: 3", "7: invalid YAML"),
     ("seed: \0", "7: invalid YAML"),
-    ('seed: "r\\0"', "7: seed: holds a NUL character"),
+    ('seed: "r\\0"', "7: seed: contains a NUL character"),
     ('seed: "\\U00110000"', "1: invalid YAML"),
     ("seed: " + "[" * 10_000, "1: invalid YAML: nested too deeply"),
 ]
@@ -321,7 +321,7 @@ BOMB = [b"a: &a [x,x,x,x,x,x,x,x,x,x]"] + [
         (DATA.encode() + b"seed: \xff\n", ":7: the config is not UTF-8"),
         (DATA.encode("utf-16"), ":1: the config is not UTF-8"),
         (b"model: " + b"{a: " * 10_000, ":1: invalid YAML: nested too deeply"),
-        (b"#" * 5_000_000, ": over 1,000,000 characters are too many for a config"),
+        (b"#" * 5_000_000, ": too long for a config: over 1,000,000 characters"),
         (b"%YAML 1." + b"1" * 5000, ":1: invalid YAML"),
         (b"\n".join(BOMB), ":1: too large or too deeply nested for a config (aliases"),
     ],
@@ -434,7 +434,7 @@ def test_home_and_environment_are_expanded_in_every_path(
         assert "is not set; set it or write the path out" in message
     monkeypatch.setenv("LATIN_1", os.fsdecode(b"caf\xe9"))
     text = override.format("./$LATIN_1/x")
-    assert "is ./caf\\udce9/x" in refusal(tmp_path, DATA, text)
+    assert "expands to ./caf\\udce9/x" in refusal(tmp_path, DATA, text)
     message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
     assert f" {key}: ~no-such-user has no home directory here" in message
 

@@ -457,7 +457,7 @@ def test_a_model_of_several_directions_needs_the_tag_of_this_one(
             "data.train.1: has no key synthetic_side",
         ),
         ({"src": "a", "tgt": "b", "fill": {"model": "m"}}, "data.train.1.fill: unknown key"),
-        ({"src": "a", "top_k": 5}, "data.train.1: top_k works with model"),
+        ({"src": "a", "top_k": 5}, "data.train.1: top_k needs model"),
         ({"file": "a.tmx", "src": "en", "model": "m"}, "data.train.1.file"),
         (
             {"generated": "phrasebook", "split": "train", "pairs": 5, "model": "m"},
