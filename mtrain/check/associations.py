@@ -1,8 +1,8 @@
-"""Judge whether two sides are translations by word associations learned from the corpus itself.
+"""Judge whether two sides are translations, by word associations learned from the corpus itself.
 
 A source and a target word are associated if they occur in the same pairs more often than by chance.
-In a correct pair, a word's associate is present as often as in the corpus; in a shifted pair, only
-as often as by chance. The evidence for a pair is the log-likelihood ratio of the two cases, summed
+In a correct pair, a word's associate is as frequent as in the corpus; in a shifted pair, only as
+frequent as by chance. The evidence for a pair is the log-likelihood ratio of the two cases, summed
 over its words.
 """
 
@@ -15,19 +15,20 @@ from numpy.typing import NDArray
 
 from mtrain.check.words import GOLDEN, Words, spans
 
-MAX_LINE_WORDS = 32  # words of a line that are used
+MAX_LINE_WORDS = 32  # words that are used of a line
 MAX_VOCABULARY = 30_000  # words of a side that may have associates
-MIN_SHARED_PAIRS = 3  # pairs in which associated words must occur together
-MIN_RATIO, MIN_GAIN = 3.0, 8.0  # pairs with both words, relative to chance; nats of evidence
-TABLE_BITS = 25  # logarithm of the slots of the hash table: 32 MB
+MIN_SHARED_PAIRS = 3  # pairs that contain both of two associated words
+# Associated words: pairs that contain both, as a multiple of chance, and their evidence in nats.
+MIN_RATIO, MIN_GAIN = 3.0, 8.0
+TABLE_BITS = 25  # the hash table has 2^25 slots: 32 MB
 CHUNK = 1 << 22  # word pairs in a chunk
-PRIOR_COUNT = 4.0  # occurrences at the mean rate that are added to those of each word
-UNRELATED_SHIFT = 37  # lines to shift a side by, so that no pair is a translation
-MAX_FOR, MAX_AGAINST = 4.0, 3.0  # nats of one word for and against a pair
-MAX_LINE_FRACTION = 0.125  # of a side's lines: a word in more of them is uninformative
+PRIOR_COUNT = 4.0  # occurrences at the mean rate, added to those of each word
+UNRELATED_SHIFT = 37  # lines; after this shift of a side, no pair is a translation
+MAX_FOR, MAX_AGAINST = 4.0, 3.0  # nats that one word may give for and against a pair
+MAX_LINE_FRACTION = 0.125  # of a side's lines; words in more lines are uninformative
 
 Ids = NDArray[np.int64]  # of words in a vocabulary, from 1; 0: unknown
-Hits = NDArray[np.bool_]  # whether the associate of a word is on the other side
+Hits = NDArray[np.bool_]  # for each word: whether the other side has an associate of it
 
 
 class Side(NamedTuple):
@@ -38,7 +39,7 @@ class Side(NamedTuple):
 
 
 class Vocabulary:
-    """The words of a side that occur in several lines, but are not common."""
+    """The words of a side that are neither rare nor common."""
 
     def __init__(self, words: Words) -> None:
         hashes, line_counts = np.unique(words.distinct().hashes, return_counts=True)
@@ -49,7 +50,7 @@ class Vocabulary:
         self.hashes = np.sort(hashes[frequent[line_counts[frequent] >= MIN_SHARED_PAIRS]])
 
     def encode(self, words: Words) -> Side:
-        """Select the first distinct words of each line, without common ones, and their ids."""
+        """Return the first distinct words of each line, without common ones, and their ids."""
         words = words.distinct()
         words = words.select(lookup(self.common, words.hashes) == 0)
         positions = np.arange(len(words.hashes)) - words.starts[words.lines]
@@ -58,7 +59,7 @@ class Vocabulary:
 
 
 class Associations:
-    """Associated words of the two sides, and how strongly their presence indicates translations."""
+    """Associated words of the two sides, and how strongly they indicate a translation."""
 
     def __init__(self, src: Words, tgt: Words) -> None:
         self.vocabularies = Vocabulary(src), Vocabulary(tgt)
@@ -87,7 +88,7 @@ class Associations:
         return self.vocabularies[0].encode(src), self.vocabularies[1].encode(tgt)
 
     def _hits(self, src: Side, tgt: Side) -> tuple[Hits, Hits]:
-        """Whether the associate of each word, or the word itself, is on the other side."""
+        """Whether the other side has an associate of each word, or the word itself."""
         src_hits, tgt_hits = np.zeros(len(src.ids), bool), np.zeros(len(tgt.ids), bool)
         for left, right in _word_pairs(src.words, tgt.words):
             is_hit = self.table[_slots(src.ids[left], tgt.ids[right])]
@@ -116,7 +117,7 @@ def _associated(src: Side, tgt: Side, tgt_size: int) -> NDArray[np.uint64]:
 
 
 def lookup(table: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the index of each hash in a sorted table, from 1; 0 if the table lacks it."""
+    """Return the index of each hash in a sorted table, from 1; 0 if it is not there."""
     if not len(table):
         return np.zeros(len(hashes), np.int64)
     indices = np.searchsorted(table, hashes)
@@ -125,8 +126,8 @@ def lookup(table: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.
 
 
 def _nats(actual: tuple[Ids, Hits], unrelated: tuple[Ids, Hits], size: int) -> NDArray[np.float64]:
-    """Return the evidence of an absent and of a present associate by word id, shape (2, size): how
-    its rates in actual and in unrelated pairs differ.
+    """Return the evidence of an absent and of a present associate by word id, shape (2, size): the
+    log ratio of the rates in actual and in unrelated pairs.
     """
     rates = []
     for ids, hits in (actual, unrelated):
@@ -136,7 +137,7 @@ def _nats(actual: tuple[Ids, Hits], unrelated: tuple[Ids, Hits], size: int) -> N
         rates.append(np.clip(hit_counts / counts, 1e-3, 0.95))
     present = np.clip(np.log(rates[0] / rates[1]), 0, MAX_FOR)
     absent = np.clip(np.log((1 - rates[0]) / (1 - rates[1])), -MAX_AGAINST, 0)
-    absent[0] = 0  # unknown words, such as names, are no evidence against a pair
+    absent[0] = 0  # unknown words, such as names, give no evidence against a pair
     return np.stack((absent, present))
 
 
@@ -152,6 +153,6 @@ def _word_pairs(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDA
 
 
 def _slots(src_ids: Ids, tgt_ids: Ids) -> NDArray[np.uint64]:
-    """Return the slots of word pairs in the hash table; few pairs share one."""
+    """Return the slots of word pairs in the hash table; few pairs share a slot."""
     keys = src_ids.astype(np.uint64) * np.uint64(0x2545F4914F6CDD1D) + tgt_ids.astype(np.uint64)
     return (keys * GOLDEN) >> np.uint64(64 - TABLE_BITS)

@@ -1,4 +1,4 @@
-"""What is normal on the two sides of a corpus, learned from a sample: scripts, words, lengths."""
+"""Learn from a sample what is normal on the two sides of a corpus: scripts, words, lengths."""
 
 from collections import Counter
 from itertools import groupby, product
@@ -22,37 +22,37 @@ from mtrain.corpus.misalignment import (
 from mtrain.corpus.writing_systems import script_name, scripts_of
 from mtrain.data.mix_ups import repetition_messages, swap_message
 
-BITS = 18  # of the hash tables of words
+BITS = 18  # of the hashes of words in tables
 ROUNDS = 4  # of counting words and finding swapped pairs
 MIN_COUNT = 4  # occurrences of a word that indicates a side
-MAX_WORD_NATS = 3.0  # evidence of one word for a side
-MISFIT_QUANTILE = 0.01  # fraction of a sample that may be freely translated or wrong
-# Evidence in nats against a reported pair: a multiple of that quantile, within bounds.
+MAX_WORD_NATS = 3.0  # evidence that one word may give for a side
+MISFIT_QUANTILE = 0.01  # fraction of a sample that may be translated freely or wrong
+# Evidence in nats against a pair that is reported: a multiple of this quantile, within bounds.
 MISFIT_FACTOR, MIN_MISFIT, MAX_MISFIT = 3.3, 6.0, 12.0
 MIN_SAMPLE = 200  # pairs to learn words from
-MIN_EVIDENCE = 0.5  # nats, on average, for words to be informative
-CLEAR_EVIDENCE = 5.0  # nats, in the median, by which a pair exceeds neighbouring lines
-MAX_WRONG = 0.05  # fraction of pairs that match no better than lines far apart
+MIN_EVIDENCE = 0.5  # mean in nats, from which words are informative
+CLEAR_EVIDENCE = 5.0  # median in nats, by which pairs match better than neighbouring lines
+MAX_WRONG = 0.05  # fraction of pairs that match no better than unrelated lines
 WRONG = "about {:.0%} of the pairs do not look like translations: are they aligned?"
-MIN_RELATED = 1000  # pairs in which any translation has associated words
+MIN_RELATED = 1000  # pairs, from which every parallel corpus has associated words
 NO_WORDS = "hardly any words of the sides match: are they aligned line for line?"
 SOME_UNRELATED = (
     "the lengths of the sides do not correlate in {:,} of {:,} parts of a sample: are lines "
     "shifted there?"
 )
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
-MIN_PAIRS = 20  # to learn scripts from
-JAPANESE = {"HIRAGANA", "KATAKANA"}  # of no other language
-USUAL_FRACTION = 0.05  # of a side's letters, for a script to be usual there
+MIN_PAIRS = 20  # pairs to learn scripts from
+JAPANESE = {"HIRAGANA", "KATAKANA"}  # scripts that only Japanese uses
+USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
-Evidence = NDArray[np.float64]  # (pairs,), in nats: that the sides of each pair are translations
+Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
 
 
 class SideClassifier:
-    """Judges from its words to which side a line belongs, whatever the languages.
+    """Judges by its words which side a line belongs to, in any languages.
 
-    Pairs that look swapped are counted with their sides exchanged, in several rounds: nearly half
-    of the pairs may be swapped.
+    Pairs that look swapped are counted again with their sides exchanged, for several rounds, so
+    that nearly half of the pairs may be swapped.
     """
 
     def __init__(self, src: Words, tgt: Words) -> None:
@@ -63,7 +63,7 @@ class SideClassifier:
             is_swapped = self.evidence(src) < self.evidence(tgt)
 
     def evidence(self, words: Words) -> NDArray[np.float64]:
-        """Return the evidence, in nats, that each line is of the source side; below 0, of the
+        """Return the evidence, in nats, that each line belongs to the source side; below 0, to the
         target side.
         """
         nats = self.nats[_buckets(words)]
@@ -75,7 +75,7 @@ def _buckets(words: Words) -> NDArray[np.int64]:
 
 
 def _side_nats(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Compare how often the words of each bucket occur on the two sides."""
+    """Return the evidence of each bucket of words for the source side."""
     counts = np.zeros((2, 1 << BITS))
     for side, words in enumerate((src, tgt)):
         buckets, is_of_swapped = _buckets(words), is_swapped[words.lines]
@@ -87,8 +87,8 @@ def _side_nats(src: Words, tgt: Words, is_swapped: NDArray[np.bool_]) -> NDArray
 
 
 class LengthRatio:
-    """The normal logarithm of the ratio of the sides' lengths, and its standard deviation, which
-    falls with the square root of the length (Gale and Church, 1993).
+    """The normal log ratio of the lengths of the sides, and its standard deviation, which is
+    inversely proportional to the square root of the length (Gale and Church, 1993).
     """
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
@@ -103,8 +103,8 @@ class LengthRatio:
     def distance(
         self, lengths: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return how far the ratio of each pair is from the normal one: as a logarithm, and in
-        standard deviations.
+        """Return the distance of each pair's log ratio from the normal one, also in standard
+        deviations.
         """
         distance = np.abs(_ratios(lengths) - self.normal)
         return distance, distance / (self.unit / np.sqrt(lengths.mean(1) + 1)).clip(MIN_DEVIATION)
@@ -127,7 +127,7 @@ class Profile:
         mean = float(evidence.mean()) if self.pairs else 0.0
         lowest = float(np.quantile(evidence, MISFIT_QUANTILE)) if self.pairs else 0.0
         self.misfit_nats = min(MAX_MISFIT, max(MIN_MISFIT, -MISFIT_FACTOR * lowest))
-        if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:  # the quantile is of wrong pairs
+        if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:  # `lowest` is of wrong pairs
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
@@ -144,20 +144,19 @@ class Profile:
             if JAPANESE & scripts:
                 scripts |= JAPANESE
         self.has_scripts, self.has_words = self.pairs >= MIN_PAIRS, self.pairs >= MIN_SAMPLE
-        # whether pairs can be judged by associated words
         self.has_associations = self.has_words and mean >= MIN_EVIDENCE
 
     def _are_clearly_pairs(self, evidence: Evidence, src: Words, tgt: Words) -> bool:
-        """Whether pairs, given their evidence, match far better than neighbouring lines, perhaps of
-        the same subject. The lengths of such pairs need not correlate if sentences follow a few
-        patterns.
+        """Whether pairs, given their evidence, match far better than neighbouring lines, which may
+        have the same subject. The lengths of such pairs may be uncorrelated, if all sentences
+        follow a few patterns.
         """
         after, before = (self.associations.evidence(src, tgt.shifted(n)) for n in (1, -1))
         return bool(np.median(evidence - np.maximum(after, before)) >= CLEAR_EVIDENCE)
 
     def _fraction_wrong(self, evidence: Evidence, src: Words, tgt: Words) -> float:
-        """Estimate the fraction of pairs that are no translations, given the evidence for each.
-        Half of them have less than the median of lines far apart; hardly any translations do.
+        """Estimate the fraction of pairs that are not translations, given their evidence. Half of
+        these, and hardly any translations, have less evidence than the median of unrelated lines.
         """
         if len(src) < MIN_SAMPLE:
             return 0.0
@@ -165,8 +164,8 @@ class Profile:
         return 2 * float(np.mean(evidence < np.median(unrelated)))
 
     def usual_scripts(self, side: int, language: str) -> set[str]:
-        """Return the scripts of the language, and Latin if it is common on the side. Where most
-        letters are in other scripts, return the common ones.
+        """Return the scripts of the language, and Latin if it is common on the side; if most
+        letters are in other scripts, return all common ones.
         """
         own, letters, common = scripts_of(language), self.letters[side], self.scripts[side]
         if sum(letters[script] for script in own) < 0.5 * max(1, letters.total()):
@@ -174,7 +173,7 @@ class Profile:
         return own | (common & {"LATIN"})
 
     def compare(self, data: DataConfig, languages: tuple[str, str]) -> None:
-        """Report corpora of the sample that are unrelated, swapped, or not in these languages."""
+        """Report corpora of the sample with unrelated or swapped sides, or in other languages."""
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             parts = list(group)
             self._find_unrelated(corpus, parts)
@@ -215,7 +214,7 @@ class Profile:
 def report_mix_ups(
     findings: Findings, sources: list[str], targets: list[str], data: DataConfig
 ) -> None:
-    """Report swapped sides, and a text with many different translations."""
+    """Report swapped sides, and texts with many different translations."""
     for text in repetition_messages(sources, targets):
         findings.add_message("repeated", text)
     fraction = swapped_fraction(sources, targets, *findings.languages)

@@ -6,12 +6,15 @@ from typing import Any
 from mtrain.check.words import PIECES_PER_WORD
 
 EPOCHS = 28  # about those of the measured recipes
+BATCHES_PER_STEP = 4
+FILLED = 850 / 1024  # fraction of a batch that is not padding
+NUM_FIXED_PIECES = 256 + 4  # bytes; pad, unk, bos and eos
 
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the text: pairs, words of both sides per pair, and the numbers of different words
-    and characters in a sample.
+    """The size of a text: pairs, words of both sides per pair, and how many different words a
+    sample has, and characters that a vocabulary must cover.
     """
 
     pairs: int
@@ -24,42 +27,37 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     """Choose the settings of the measured recipe whose text is nearest in size; return the origin
     and the settings by section.
     """
-    width, heads, layers, schedule, rate = 256, 4, 3, "cosine", 0.002
-    dropout = 0.3 if size.pairs < 1_000_000 else 0.1
     pieces = 8000 if size.pairs < 300_000 else 16_000
+    dropout = 0.3 if size.pairs < 1_000_000 else 0.1
+    schedule, peak_lr = "cosine", 0.002
     if size.pairs <= 50_000:
-        origin, d_ff, wide = "configs/multi30k-en-de.yaml (29,000 pairs)", 512, 1
-        least, most, warmup = 500, 8000, 800
+        origin = "configs/multi30k-en-de.yaml (29,000 pairs)"
+        model = _model(256, 4, 512, 3, dropout)
+        max_tokens, warmup_steps = 1024, 800
+        max_steps = min(8000, max(500, _steps(size, max_tokens)))
+    elif size.pairs <= 1_000_000 or not has_gpu:
+        origin = "configs/small.yaml (110,000 pairs were tried)"
+        model = _model(256, 4, 1024, 3, dropout)
+        max_tokens, warmup_steps = 4096 if has_gpu else 1024, 1000
+        max_steps = min(100_000, max(2000, _steps(size, max_tokens)))
     else:
-        origin, d_ff = "configs/small.yaml (110,000 pairs were tried)", 1024
-        least, most, warmup = 2000, 100_000, 1000
-        wide = 4 if has_gpu else 1
-    batch, tokens = 1024 * wide, PIECES_PER_WORD * size.words / 2 * max(1, size.pairs)
-    steps = min(most, max(least, round(EPOCHS * tokens / (3400 * wide) / 500) * 500))
-    if size.pairs > 1_000_000 and has_gpu:
         origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
-        width, heads, layers, schedule, rate = 512, 8, 6, "noam", 7.0e-4
-        pieces, d_ff, batch, steps, warmup = 32_000, 2048, 6250, 100_000, 4000
-    save_every = max(10, steps // 40 // 10 * 10)
+        pieces, model = 32_000, _model(512, 8, 2048, 6, dropout)
+        schedule, peak_lr = "noam", 7.0e-4
+        max_tokens, warmup_steps, max_steps = 6250, 4000, 100_000
+    save_every = max(10, max_steps // 40 // 10 * 10)
     return origin, {
-        "tokenizer": {"vocab_size": _vocabulary(pieces, size)},
-        "model": {
-            "d_model": width,
-            "num_heads": heads,
-            "d_ff": d_ff,
-            "num_encoder_layers": layers,
-            "num_decoder_layers": layers,
-            "dropout": dropout,
-        },
+        "tokenizer": {"vocab_size": _vocab_size(pieces, size)},
+        "model": model,
         "train": {
             "device": "auto",
             "threads": "auto",
-            "max_steps": steps,
-            "max_tokens": batch,
-            "step_batches": 4,
+            "max_steps": max_steps,
+            "max_tokens": max_tokens,
+            "step_batches": BATCHES_PER_STEP,
             "schedule": schedule,
-            "warmup_steps": min(warmup, steps // 10),
-            "peak_lr": rate,
+            "warmup_steps": min(warmup_steps, max_steps // 10),
+            "peak_lr": peak_lr,
             "valid_every": 5 * save_every,
             "save_every": save_every,
             "patience": 0,  # no early stopping: the last steps, at low rates, gain much
@@ -69,8 +67,28 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     }
 
 
-def _vocabulary(wanted: int, size: Size) -> int:
-    """Choose a vocabulary size that the text can fill and that covers its characters."""
-    room = 260 + size.characters + int(0.7 * size.types)
-    least = 260 + int(1.2 * size.characters) + 40
-    return max(least, min(max(wanted, 2 * size.characters), room // 100 * 100))
+def _model(d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float) -> dict[str, Any]:
+    """Return the settings of a model with as many encoder as decoder layers."""
+    return {
+        "d_model": d_model,
+        "num_heads": num_heads,
+        "d_ff": d_ff,
+        "num_encoder_layers": layers,
+        "num_decoder_layers": layers,
+        "dropout": dropout,
+    }
+
+
+def _steps(size: Size, max_tokens: int) -> int:
+    """Return the number of steps of `EPOCHS` epochs, to the nearest 500."""
+    tokens = PIECES_PER_WORD * size.words / 2 * max(1, size.pairs)
+    return round(EPOCHS * tokens / (BATCHES_PER_STEP * max_tokens * FILLED) / 500) * 500
+
+
+def _vocab_size(pieces: int, size: Size) -> int:
+    """Choose a vocabulary size near `pieces` that covers the characters of the text and that its
+    words can fill; the factors are estimates with a margin.
+    """
+    smallest = NUM_FIXED_PIECES + int(1.2 * size.characters) + 40
+    largest = NUM_FIXED_PIECES + size.characters + int(0.7 * size.types)
+    return max(smallest, min(max(pieces, 2 * size.characters), largest // 100 * 100))

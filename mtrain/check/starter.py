@@ -1,4 +1,4 @@
-"""`mtrain init`: a first config for two files of text, sized to them and to the machine."""
+"""`mtrain init`: write a first config for two files of text, for their size and this machine."""
 
 import random
 import re
@@ -21,7 +21,7 @@ from mtrain.config.corpora import TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer_for
 from mtrain.config.loading import parse_config
-from mtrain.config.schema import Config
+from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import read_rows, scan
@@ -37,20 +37,19 @@ from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import missing_tokenizers
 
-SAMPLE = 20_000  # pairs by which words and characters are counted
-RARE = 0.0005  # fraction of characters that the vocabulary need not cover
+SAMPLE = 20_000  # pairs in which words and characters are counted
 MAX_HELD_OUT = 0.1  # fraction of the pairs
-MIN_HELD_OUT, USUALLY_HELD_OUT = 200, 1000  # pairs, unless a number is given
-# Names of sets in the folder of the text, without language and compression.
+MIN_HELD_OUT, DEFAULT_HELD_OUT = 200, 1000  # pairs, if no number is given
+# Names of validation and test sets next to the text, without language and compression.
 VALID, TEST = ("valid", "validation", "dev", "val"), r"test(?:[0-9_.+-][A-Za-z0-9_.+-]*)?"
 
 HEADER = """\
-# yaml-language-server: $schema={4}
-# {0:,} pairs, {1}. Sizes and rates are taken from
-# {2}.
-# Nothing was tuned to this text. `mtrain config keys` explains every setting there is.
-# Check the text first:   mtrain check -c {3}
-# Train:                  mtrain train -c {3}
+# yaml-language-server: $schema={schema}
+# {pairs:,} pairs, {languages}. Sizes and rates are those of
+# {origin};
+# they are not tuned to this text. `mtrain config keys` explains every setting.
+# Check the text first:   mtrain check -c {config}
+# Train:                  mtrain train -c {config}
 
 """
 
@@ -67,13 +66,13 @@ class Request:
     src_lang: str
     tgt_lang: str
     valid: Sides | None
-    hold_out: int  # 0: a usual number, unless there is a validation set
+    hold_out: int  # pairs; 0: a default number, unless there is a validation set
     tests: dict[str, Sides] = field(default_factory=dict)
 
 
 def language_of(path: Path, option: str) -> str:
-    """Return the language that the end of a file's name gives; raises `RefusedError`."""
-    code = _end_of(path)
+    """Return the language code that a file's name ends in; raises `RefusedError` without one."""
+    code = _suffix_of(path)
     if language_code(code) not in NAMES and not re.fullmatch("[a-z]{3}_[A-Z][a-z]{3}", code):
         raise RefusedError(
             f"{path}: its name does not end in a known language code, such as .en or .de.gz; "
@@ -82,17 +81,19 @@ def language_of(path: Path, option: str) -> str:
     return code
 
 
-def _end_of(path: Path) -> str:
-    """Return the end of a file's name behind the last dot, compression aside; empty without any."""
+def _suffix_of(path: Path) -> str:
+    """Return the last suffix of a file's name, without its dot and except for compression; empty if
+    there is none.
+    """
     stem = path.name.removesuffix(".gz").removesuffix(".zst")
     return stem.rpartition(".")[2] if "." in stem else ""
 
 
 def with_found_sets(request: Request) -> Request:
-    """Add the sets in the folders of the text whose two sides end as the text's: a validation set,
-    unless one is named or to be split off, and all test sets.
+    """Add sets next to the text whose sides have its suffixes: a validation set, unless one is
+    given or to be held out, and all test sets.
     """
-    if _end_of(request.src) == _end_of(request.tgt):
+    if _suffix_of(request.src) == _suffix_of(request.tgt):
         return request
     src, tgt = (_find_sets(path) for path in (request.src, request.tgt))
     found = {name: (src[name], tgt[name]) for name in src if name in tgt}
@@ -106,17 +107,17 @@ def with_found_sets(request: Request) -> Request:
 
 
 def _find_sets(path: Path) -> dict[str, Path]:
-    """Return one side of each set in the folder of a text, by name."""
-    ends = rf"\.{re.escape(_end_of(path))}(\.gz|\.zst)?"
-    pattern = re.compile(rf"({'|'.join((*VALID, TEST))}){ends}")
-    found = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
-    others = ((match[1], file) for match, file in found if match and file.is_file())
-    return {name: file for name, file in others if not file.samefile(path)}
+    """Return one side of each set next to a text, by name."""
+    suffixes = rf"\.{re.escape(_suffix_of(path))}(\.gz|\.zst)?"
+    pattern = re.compile(rf"({'|'.join((*VALID, TEST))}){suffixes}")
+    matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
+    sets = ((match[1], file) for match, file in matches if match and file.is_file())
+    return {name: file for name, file in sets if not file.samefile(path)}
 
 
 def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, Any]:
-    """Write a config for two files; return its figures. Raises `RefusedError` for names that no
-    config can hold, and where the config or the held-out text would replace a file.
+    """Write a config for two files; return the numbers of pairs and the test sets. Raises
+    `RefusedError` for names that a config cannot contain, and if a file would be overwritten.
     """
     _check_names(request)
     manifest.check_new(request.output)
@@ -124,12 +125,12 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs, held = scan(corpus, reading).pairs, 0
     request = with_found_sets(request)
-    parts = [] if request.valid else _held_out_files(request)
+    parts = [] if request.valid else _split_files(request)
     outputs = [*parts, request.output]
     for path in outputs:
         refuse_run_files(path)
     for path in parts:
-        manifest.check_new(path, "pairs are split off into that folder; name it by another -o")
+        manifest.check_new(path, "the text is split into that folder; choose another one with -o")
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
     with handling_write_errors(str(request.output)):
@@ -141,12 +142,13 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
             held, left = _hold_out(corpus, pairs, count, sinks, reading)
             size = replace(size, pairs=left)
             train, valid = (parts[0], parts[1]), (parts[2], parts[3])
-        drops = bool(reading.counts[NOT_UTF8]) and not parts  # a split leaves such pairs out
-        text = render(request, size, train, valid, has_gpu=has_gpu, drops=drops)
+        # splitting the text has dropped pairs that are not UTF-8
+        drop_invalid = bool(reading.counts[NOT_UTF8]) and not parts
+        text = render(request, size, train, valid, has_gpu=has_gpu, drop_invalid=drop_invalid)
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
     warn_of_counts(reading.counts)
-    logger.info("%s pairs to learn from", f"{size.pairs:,}")
+    logger.info("%s training pairs", f"{size.pairs:,}")
     for text in missing_tokenizers([tokenizer_for(request.tgt_lang)]):
         logger.warning("%s", text)
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
@@ -155,24 +157,24 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
 
 
 def _count_to_hold_out(request: Request, pairs: int) -> int:
-    """Return the number of pairs to split off; raises `RefusedError` if they are too many."""
+    """Return the number of pairs to hold out; raises `RefusedError` for too many."""
     most = int(MAX_HELD_OUT * pairs)
     if request.hold_out > most:
         raise RefusedError(
             f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
             "smaller number, or a separate validation set with --valid-src, --valid-tgt"
         )
-    return request.hold_out or min(USUALLY_HELD_OUT, max(MIN_HELD_OUT, pairs // 50), most)
+    return request.hold_out or min(DEFAULT_HELD_OUT, max(MIN_HELD_OUT, pairs // 50), most)
 
 
 def _check_names(request: Request) -> None:
-    """Refuse names that no config can hold, and a config that is not named .yaml or .yml."""
+    """Refuse names that a config cannot contain, and a config without suffix .yaml or .yml."""
     named = (request.src, request.tgt, request.output, *(request.valid or ()))
     for name in map(str, named):
         if not is_utf8(name) or name.startswith("~") or files.VARIABLE.search(name):
             raise RefusedError(
-                f"{printable(name)}: a config would take this for another name: it is not UTF-8, "
-                "or begins with ~, or holds a $NAME; rename it"
+                f"{printable(name)}: a config cannot contain this name: it is not UTF-8, begins "
+                "with ~ or contains a $NAME; rename the file"
             )
     if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
         raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
@@ -181,18 +183,18 @@ def _check_names(request: Request) -> None:
             raise RefusedError(f"{printable(code)}: not a language code such as en or zh-TW")
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
-            f"{request.output}: name the config .yaml or .yml; the held-out text goes into a "
-            "folder with the same name without that ending"
+            f"{request.output}: name the config .yaml or .yml; held-out text goes into a folder "
+            "of the same name without this suffix"
         )
 
 
-def _held_out_files(request: Request) -> list[Path]:
-    """Name the files that a split makes: train and valid, source and target."""
+def _split_files(request: Request) -> list[Path]:
+    """Return the files of a split: train and valid, source and target of each."""
     folder = request.output.with_suffix("")
-    ends = (request.src_lang, request.tgt_lang)
-    if ends[0].lower() == ends[1].lower():  # one name in some file systems
-        ends = ("src", "tgt")
-    return [folder / f"{name}.{end}" for name in ("train", "valid") for end in ends]
+    suffixes = (request.src_lang, request.tgt_lang)
+    if suffixes[0].lower() == suffixes[1].lower():  # the same name in some file systems
+        suffixes = ("src", "tgt")
+    return [folder / f"{name}.{suffix}" for name in ("train", "valid") for suffix in suffixes]
 
 
 def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
@@ -202,43 +204,46 @@ def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
 
 
 def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
-    """Count the words and characters of a sample from all over the files; pairs that are not UTF-8
-    are counted in `reading`. Warn of sides that are mostly equal.
+    """Count the words and characters of a sample that is spread over the files; pairs that are not
+    UTF-8 are counted in `reading`. Warn if most sides are equal.
     """
-    times, types, words, read, equal = Counter[str](), np.zeros(0, np.uint64), 0, 0, 0
+    char_counts, words = Counter[str](), np.zeros(0, np.uint64)
+    num_pairs = num_words = num_equal = 0
     rows = islice(_rows(corpus, reading), 0, None, max(1, pairs // SAMPLE))
     for chunk in chunks(Findings("", corpus, reading.root, 0), rows, Characters()):
-        read += len(chunk)
-        equal += sum(map(is_identical, zip(*chunk.texts, strict=True)))
+        num_pairs += len(chunk)
+        num_equal += sum(map(is_identical, zip(*chunk.texts, strict=True)))
         for texts, each in zip(chunk.texts, chunk.words, strict=True):
-            times.update("".join(texts))
-            types = np.union1d(types, each.hashes)
-            words += len(each.hashes)
-    if not words:
+            char_counts.update("".join(texts))
+            words = np.union1d(words, each.hashes)
+            num_words += len(each.hashes)
+    if not num_words:
         raise UserError(f"{corpus.src}: holds no text to learn from")
-    if 2 * equal > read:
+    if 2 * num_equal > num_pairs:
         logger.warning("most pairs have the same text on both sides; is one file a copy?")
-    counts = np.sort(np.array(list(times.values())))[::-1]
-    needed = int((np.cumsum(counts) <= (1 - RARE) * counts.sum()).sum()) + 1
-    return Size(pairs - reading.counts[NOT_UTF8], words / read, len(types), needed)
+    counts = np.sort(np.array(list(char_counts.values())))[::-1]
+    to_cover = TokenizerConfig().character_coverage * counts.sum()
+    characters = int((np.cumsum(counts) <= to_cover).sum()) + 1
+    return Size(pairs - reading.counts[NOT_UTF8], num_words / num_pairs, len(words), characters)
 
 
 def _hold_out(
     corpus: TextCorpus, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
 ) -> tuple[int, int]:
-    """Split off pairs as a validation set, drawn from all over the text, and write to four open
-    files: train and valid, source and target. Return the numbers of pairs held out and left to
-    learn from; raises `UserError` if one of them is 0.
+    """Split the text into a training and a random validation set; write to four open files: source
+    and target of train, then of valid. Return the numbers of pairs held out and left to train on;
+    raises `UserError` if one of them is 0.
     """
     reading, left = replace(reading, counts=Counter()), 0
+    train, valid = sinks[:2], sinks[2:]
     held = choose(corpus, pairs, count, reading)
     with progress_bar(pairs, "pair", "splitting") as bar:
         for number, src, tgt in _rows(corpus, reading):
             bar.update()
             is_held = number in held
             left += not (is_held or is_blank(src) or is_blank(tgt))
-            for side, text in enumerate((src, tgt)):
-                sinks[side + 2 * is_held].write(text.encode("utf-8") + b"\n")
+            for sink, text in zip(valid if is_held else train, (src, tgt), strict=True):
+                sink.write(text.encode("utf-8") + b"\n")
     if not held or not left:
         raise UserError(
             f"{corpus.src}: no pairs are left to {'learn from' if held else 'validate on'}: the "
@@ -247,7 +252,7 @@ def _hold_out(
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")
     if len(held) < count:
-        logger.warning("%s pairs were to be held out: too few have sides of their own", count)
+        logger.warning("%s pairs were requested, but too few share no side with another", count)
     return len(held), left
 
 
@@ -255,22 +260,21 @@ def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
     return {(0, src.strip()), (1, tgt.strip())}
 
 
-def choose(
-    corpus: TextCorpus, pairs: int, count: int, reading: Reading
-) -> dict[int, tuple[str, str]]:
-    """Draw at most `count` pairs, none blank or with a side that another pair has, too, by line
-    number; what is drawn depends on the text alone.
+def choose(corpus: TextCorpus, pairs: int, count: int, reading: Reading) -> set[int]:
+    """Draw at most `count` pairs by line number: none is blank on a side, or shares a side with
+    another pair. The same text gives the same pairs.
     """
-    drawn = dict.fromkeys(random.Random(1).sample(range(1, pairs + 1), min(pairs, 4 * count)))
-    found = {number: (src, tgt) for number, src, tgt in _rows(corpus, reading) if number in drawn}
-    known = {side for pair in found.values() for side in _sides(*pair)}
-    times = Counter(side for _, *pair in _rows(corpus, reading) for side in _sides(*pair) & known)
-    own = {
-        number: pair
+    drawn = random.Random(1).sample(range(1, pairs + 1), min(pairs, 4 * count))
+    candidates = set(drawn)
+    found = {n: (src, tgt) for n, src, tgt in _rows(corpus, reading) if n in candidates}
+    sides = {side for pair in found.values() for side in _sides(*pair)}
+    counts = Counter(side for _, *pair in _rows(corpus, reading) for side in _sides(*pair) & sides)
+    unique = {
+        number
         for number, pair in found.items()
-        if not any(map(is_blank, pair)) and all(times[side] == 1 for side in _sides(*pair))
+        if not any(map(is_blank, pair)) and all(counts[side] == 1 for side in _sides(*pair))
     }
-    return {number: own[number] for number in islice(filter(own.get, drawn), count)}
+    return set(islice(filter(unique.__contains__, drawn), count))
 
 
 def render(
@@ -280,10 +284,10 @@ def render(
     valid: Sides,
     *,
     has_gpu: bool,
-    drops: bool = False,
+    drop_invalid: bool = False,
 ) -> str:
-    """Return the config, each setting below its description; `drops` has it leave out pairs that
-    are invalid UTF-8.
+    """Return the config, each setting below its description; with `drop_invalid`, training drops
+    pairs that are not UTF-8.
     """
     origin, recipe = recipe_for(size, has_gpu=has_gpu)
     data = {
@@ -292,23 +296,26 @@ def render(
         "train": [_entry(train)],
         "valid": _entry(valid),
         "test": {name: _entry(sides) for name, sides in request.tests.items()},
-        "invalid_utf8": "drop" if drops else "error",
+        "invalid_utf8": "drop" if drop_invalid else "error",
         "max_length": 256,
     }
     if is_unspaced(request.tgt_lang):
         data["bleu_tokenize"] = "char"
-    languages = f"{request.src_lang} to {request.tgt_lang}"
-    config = shlex.quote(str(request.output))
-    places = printable(config), SCHEMA.as_uri()
-    rows = [HEADER.format(size.pairs, printable(languages), origin, *places)]
-    rows.append(dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1}))
+    header = HEADER.format(
+        schema=SCHEMA.as_uri(),
+        pairs=size.pairs,
+        languages=printable(f"{request.src_lang} to {request.tgt_lang}"),
+        origin=origin,
+        config=printable(shlex.quote(str(request.output))),
+    )
+    parts = [header, dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1})]
     for name, settings in {"data": data, **recipe}.items():
         section: Any = Config.model_fields[name].annotation
-        rows.append(f"\n{name}:\n")
+        parts.append(f"\n{name}:\n")
         for key, value in settings.items():
-            rows.append(f"  # {section.model_fields[key].description}\n")
-            rows.append(indent(dump_document({key: value}), "  "))
-    return "".join(rows)
+            parts.append(f"  # {section.model_fields[key].description}\n")
+            parts.append(indent(dump_document({key: value}), "  "))
+    return "".join(parts)
 
 
 def _entry(sides: Sides) -> dict[str, str]:

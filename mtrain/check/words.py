@@ -2,8 +2,8 @@
 
     texts -> code points -> words as 64-bit hashes, letters by script
 
-In scripts without spaces a Han or Hiragana character counts as a word, and so do three characters
-of Thai and similar scripts.
+In scripts without spaces, each Han or Hiragana character is a word, and each three consecutive
+characters of Thai and similar scripts.
 """
 
 import unicodedata
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from mtrain.corpus.writing_systems import script_of
 
-# How characters form words: none, runs of them, each by itself, each with the next two.
+# How characters form words: not at all, as runs, each by itself, each with the next two.
 NONE, RUN, SINGLE, TRIPLE = range(4)
 _SINGLE = {"CJK", "HIRAGANA"}
 _TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
 
-PIECES_PER_WORD = 1.4  # an estimate, used without a vocabulary
+PIECES_PER_WORD = 1.4  # an estimate, if there is no vocabulary
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; a product with it mixes the bits
 # Powers of an odd number: weights of the characters in the hash of a word.
@@ -40,24 +40,24 @@ class Words:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """The number of words of each line."""
+        """Number of words of each line."""
         return np.diff(self.starts)
 
     @cached_property
     def lines(self) -> NDArray[np.int64]:
-        """The line of each word."""
+        """Line of each word."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     def select(self, mask: NDArray[np.bool_]) -> "Words":
-        """Keep the words of a mask."""
+        """Return the words where the mask is true."""
         return Words.of(self.hashes[mask], np.bincount(self.lines[mask], minlength=len(self)))
 
     def distinct(self) -> "Words":
-        """Keep the first occurrence of each word in each line."""
+        """Return the first occurrence of each word in each line."""
         keys = (self.lines.astype(np.uint64) << np.uint64(40)) | (self.hashes >> np.uint64(24))
-        is_rank_0 = np.zeros(len(keys), bool)
-        is_rank_0[np.unique(keys, return_index=True)[1]] = True
-        return self.select(is_rank_0)
+        is_first = np.zeros(len(keys), bool)
+        is_first[np.unique(keys, return_index=True)[1]] = True
+        return self.select(is_first)
 
     def part(self, start: int, stop: int) -> "Words":
         """Return the lines from `start` to `stop` - 1."""
@@ -65,20 +65,20 @@ class Words:
         return Words(self.hashes[starts[0] : starts[-1]], starts - starts[0])
 
     def shifted(self, distance: int) -> "Words":
-        """Move lines down by a distance, and the last ones to the beginning."""
+        """Move the lines down by a distance, and those past the end to the beginning."""
         first = -distance % max(1, len(self))
         return Words.join([self.part(first, len(self)), self.part(0, first)])
 
     def bigrams(self) -> "Words":
-        """Return the distinct bigrams of each line, hashed as words are."""
-        inner = self.lines[1:] == self.lines[:-1]
-        hashes = combined(self.hashes[:-1], self.hashes[1:])[inner]
-        counts = np.bincount(self.lines[1:][inner], minlength=len(self))
+        """Return the hashes of the distinct bigrams of each line."""
+        in_one_line = self.lines[1:] == self.lines[:-1]
+        hashes = combined(self.hashes[:-1], self.hashes[1:])[in_one_line]
+        counts = np.bincount(self.lines[1:][in_one_line], minlength=len(self))
         return Words.of(hashes, counts).distinct()
 
     @staticmethod
     def of(hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> "Words":
-        """Split words into lines with these numbers of words."""
+        """Return lines with these numbers of words."""
         return Words(hashes, np.concatenate((np.zeros(1, np.int64), np.cumsum(counts))))
 
     @staticmethod
@@ -105,7 +105,7 @@ class Characters:
         text = "".join([text.replace("\n", " ") + "\n" for text in texts])
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         for code in np.unique(codes[~self.is_known[codes]]).tolist():
-            self._look_up(code)
+            self._add(code)
         ends = np.flatnonzero(codes == 10)
         return self._words(codes, ends), self._letters(codes, ends)
 
@@ -114,7 +114,7 @@ class Characters:
         values = (self.lower[codes].astype(np.uint64) + np.uint64(1)) * GOLDEN
         values ^= values >> np.uint64(29)
         values[forms == NONE] = 0
-        _spell_triples(values, forms == TRIPLE)
+        _combine_triples(values, forms == TRIPLE)
         runs = forms == RUN
         begins = runs & ~np.roll(runs, 1)
         begins |= (forms == SINGLE) | (forms == TRIPLE)
@@ -131,14 +131,14 @@ class Characters:
     ) -> dict[str, NDArray[np.int64]]:
         scripts = self.script[codes]
         numbers = np.flatnonzero(np.bincount(scripts, minlength=1)[1:]) + 1  # of these scripts
-        begins = np.append(0, ends[:-1])  # at most the newline before, which is no letter
+        begins = np.append(0, ends[:-1])  # of a line: the newline before it, which is no letter
         return {
             self.scripts[number]: np.add.reduceat(scripts == number, begins, dtype=np.int64)
             for number in numbers.tolist()
         }
 
-    def _look_up(self, code: int) -> None:
-        """Look up the properties of a character."""
+    def _add(self, code: int) -> None:
+        """Fill the tables for a character."""
         self.is_known[code] = True
         char = chr(code)
         category = unicodedata.category(char)
@@ -155,7 +155,7 @@ class Characters:
 
 
 def combined(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each pair of hashes."""
+    """Return the hash of each pair of hashes."""
     sums = left * GOLDEN + right
     return (sums ^ (sums >> np.uint64(31))) * GOLDEN
 
@@ -167,8 +167,8 @@ def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.in
     return numbers
 
 
-def _spell_triples(values: NDArray[np.uint64], is_triple: NDArray[np.bool_]) -> None:
-    """Replace the value of each `is_triple` character by one for it and the next two, in place."""
+def _combine_triples(values: NDArray[np.uint64], is_triple: NDArray[np.bool_]) -> None:
+    """Combine the value of each `is_triple` character with those of the next two, in place."""
     if is_triple.any():
         padded = np.append(np.where(is_triple, values, 0), np.zeros(2, np.uint64))
         next_values = padded[1:-1]

@@ -217,7 +217,7 @@ REFUSED = [
     *(
         (
             Request(Path(name), TARGET, OUTPUT, "en", "de", None, 50),
-            "would take this for another name",
+            "a config cannot contain this name",
         )
         for name in ("~a.en", "$x.en", "a${x}.en")
     ),
@@ -329,9 +329,8 @@ def test_fewer_held_out_than_asked_for_is_told(
     lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
     sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
     write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
-    assert (
-        caplog.messages.count("12 pairs were to be held out: too few have sides of their own") == 1
-    )
+    warning = "12 pairs were requested, but too few share no side with another"
+    assert caplog.messages.count(warning) == 1
     valid = (tmp_path / "m" / "valid.en").read_text().split()
     assert 0 < len(valid) < 12
     assert all(line.startswith("word") for line in valid)
