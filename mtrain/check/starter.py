@@ -252,7 +252,7 @@ def _hold_out(
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")
     if len(held) < count:
-        logger.warning("%s pairs were requested, but too few share no side with another", count)
+        logger.warning("%s pairs were intended, but too few share no side with another", count)
     return len(held), left
 
 

@@ -108,7 +108,8 @@ def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | Non
     n_best, mbr = given["n_best"], given["mbr"]
     for name in ("beam_size", "n_best"):
         if mbr is not None and given[name] is not None:
-            return f"{name.replace('_', '-')}: does not go with --mbr, which chooses one of its N"
+            option = name.replace("_", "-")
+            return f"{option}: does not go with --mbr, which chooses one of N hypotheses"
     names, advice = SAMPLING_ONLY, "needs --sample; add it"
     if decode.sample:
         source = "--sample" if given.get("sample") else "decode.sample of this run"

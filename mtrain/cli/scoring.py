@@ -118,7 +118,7 @@ def _check_eval_inputs(
         opening.refuse_ranks()
     if on is not None:
         if model is None or any((source, reference, hypothesis)):
-            raise RefusedError("--on: needs -m/--model, and takes the place of -s and -r")
+            raise RefusedError("--on: needs -m/--model, and replaces -s and -r")
     elif not reference:
         raise RefusedError("mtrain eval: needs -r/--reference FILE, or --on SET")
     if (model is None) == (hypothesis is None):

@@ -329,7 +329,7 @@ def test_fewer_held_out_than_asked_for_is_told(
     lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
     sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
     write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
-    warning = "12 pairs were requested, but too few share no side with another"
+    warning = "12 pairs were intended, but too few share no side with another"
     assert caplog.messages.count(warning) == 1
     valid = (tmp_path / "m" / "valid.en").read_text().split()
     assert 0 < len(valid) < 12

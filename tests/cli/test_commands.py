@@ -350,7 +350,7 @@ MISTAKES = [
     ("eval -r {ref} --hypothesis {src} -m {run}", 2, ["--hypothesis", "--model"]),
     ("eval -r {ref} -m {run}", 2, ["--source"]),
     ("eval -m {run} -r {ref} -s {src} -o {src}", 2, ["is an input, too"]),
-    ("eval -m {run} --on valid -r {ref}", 2, ["--on: needs -m/--model", "takes the place of -s"]),
+    ("eval -m {run} --on valid -r {ref}", 2, ["--on: needs -m/--model", "replaces -s"]),
     ("eval --hypothesis {src} --on valid", 2, ["--on: needs -m/--model"]),
     ("eval {run} --on Valid", 2, ["--on Valid: the run has no such", "one of valid, held_out"]),
     ("eval -m {tmp}/data --on valid", 1, ["data: belongs to no run directory"]),
