@@ -5,6 +5,7 @@ The translation of a longer sentence is longer. Where lengths do not correlate, 
 if the sides are shifted, lines were lost or shuffled on one side; line counts do not show that.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -16,6 +17,8 @@ from mtrain.config.languages import FREQUENT, language_code
 from mtrain.corpus.writing_systems import script_of, scripts_of
 
 WINDOW = 500  # pairs
+# Windows of smaller texts, such as scored sets, of which a short stretch is a larger part.
+SMALL_TEXT, SMALL_WINDOW = 5000, 150  # pairs
 MAX_WINDOWS = 1000  # spread over the corpus, whatever its size
 MIN_PAIRS = 100  # fewer are not tested
 MIN_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
@@ -77,9 +80,10 @@ def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
     """Yield the start and stop of windows, evenly spaced from the first pair to the last."""
     if pairs < MIN_PAIRS:
         return
-    count = min(-(-pairs // WINDOW), MAX_WINDOWS)
-    for start in np.linspace(0, max(0, pairs - WINDOW), count).astype(int).tolist():
-        yield start, min(start + WINDOW, pairs)
+    size = SMALL_WINDOW if pairs <= SMALL_TEXT else WINDOW
+    count = min(math.ceil(pairs / size), MAX_WINDOWS)
+    for start in np.linspace(0, max(0, pairs - size), count).astype(int).tolist():
+        yield start, min(start + size, pairs)
 
 
 def _unrelated(windows: list[tuple[int, int]], lengths: list[NDArray[np.int64]]) -> list[int]:

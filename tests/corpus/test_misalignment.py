@@ -78,9 +78,16 @@ def test_nothing_is_said_of_text_sorted_by_length() -> None:
 @pytest.mark.parametrize("pairs", [600, 750, 999, 1400])
 def test_the_last_pairs_are_looked_at(pairs: int) -> None:
     sources, references = corpus(pairs, 1)
-    half = pairs // 2
-    [sign] = signs(sources, references[:half] + references[half + 3 :] + references[half:][:3])
+    slip = pairs * 2 // 3
+    [sign] = signs(sources, references[:slip] + references[slip + 3 :] + references[slip:][:3])
     assert f"{APART} near pair" in sign
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slip_in_the_last_lines_of_a_scored_set_is_noticed(seed: int) -> None:
+    sources, references = corpus(1000, seed)
+    [sign] = signs(sources, [*references[:850], *references[851:], references[850]])
+    assert f"{APART} near pair 851 (1 of 7 windows)" in sign
 
 
 def test_shuffled_lines_are_noticed() -> None:
