@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mtrain.check.findings import Findings
 from mtrain.check.words import Characters, Words, combined
 from mtrain.corpus.lines import chunked, is_blank
+from mtrain.corpus.readers import plain_forms
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import text_hashes
 
@@ -64,6 +65,14 @@ class Chunk:
     def hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
         """Hashes of the pairs, the sources and the targets, each stripped of white space."""
         src, tgt = (text_hashes(map(str.strip, texts)) for texts in self.texts)
+        return combined(src, tgt), src, tgt
+
+    @cached_property
+    def plain_hashes(
+        self,
+    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+        """Hashes of the plain forms of the pairs, the sources and the targets."""
+        src, tgt = (text_hashes(plain_forms(texts)) for texts in self.texts)
         return combined(src, tgt), src, tgt
 
     @cached_property

@@ -1,6 +1,7 @@
 """Find rows of a scored set in other text: equal pairs, equal sides, nearly equal pairs.
 
-The set is kept as hashes of lines and of word bigrams; the other text is read in chunks.
+Case, spaces and punctuation do not count. The set is kept as hashes of lines and of word bigrams;
+the other text is read in chunks.
 """
 
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ class ScoredSet:
     def _matches(self, other: Chunk) -> Iterator[Match]:
         """Yield the matches of rows in a chunk, each with its most specific kind."""
         is_done = np.array(self.rows.blank.any(0))
-        for kind, (hashes, others) in enumerate(zip(self.rows.hashes, other.hashes, strict=True)):
+        both = zip(self.rows.plain_hashes, other.plain_hashes, strict=True)
+        for kind, (hashes, others) in enumerate(both):
             distinct, first_rows = np.unique(others, return_index=True)
             indices = lookup(distinct, hashes)
             rows = np.flatnonzero((indices > 0) & ~is_done)

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
@@ -19,6 +22,7 @@ from mtrain.corpus.lines import (
     NOT_UTF8,
     Reading,
     add_to_set_size,
+    chunked,
     decode_line,
     is_blank,
     read_file,
@@ -36,7 +40,7 @@ from mtrain.corpus.tables import (
 from mtrain.runtime.errors import UserError
 
 Pair = tuple[str, str]
-CHECK_ROWS = 1000  # rows between two calls of `Reading.check`
+CHUNK, CHUNK_CHARACTERS = 1000, 1 << 18  # rows and characters processed at a time
 
 
 class UnequalError(UserError):
@@ -185,16 +189,44 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
 
 def skim(
     corpus: Corpus, reading: Reading, step: int, wanted: Collection[str]
-) -> Iterator[tuple[bool, TextRow]]:
-    """Yield every `step`-th row of a corpus and each row whose source is in `wanted`, with stripped
-    texts, each after a flag: whether it is a `step`-th row.
+) -> Iterator[tuple[bool, bool, TextRow]]:
+    """Yield every `step`-th row of a corpus and each row whose source has its plain form in
+    `wanted`, with stripped texts. The flags before a row: whether it is a `step`-th row, and
+    whether its source is wanted.
     """
-    for index, (number, src, tgt) in enumerate(read_rows(corpus, reading)):
-        if index % CHECK_ROWS == 0:
-            reading.check()
-        is_nth, src_text = index % step == 0, src.strip()
-        if is_nth or src_text in wanted:
-            yield is_nth, (number, src_text, tgt.strip())
+    start = 0
+    for rows in chunked(read_rows(corpus, reading), CHUNK, CHUNK_CHARACTERS):
+        reading.check()
+        forms = plain_forms([src for _, src, _ in rows]) if wanted else [""] * len(rows)
+        for index, (form, (number, src, tgt)) in enumerate(zip(forms, rows, strict=True), start):
+            is_nth, is_wanted = index % step == 0, form in wanted
+            if is_nth or is_wanted:
+                yield is_nth, is_wanted, (number, src.strip(), tgt.strip())
+        start += len(rows)
+
+
+def plain_forms(texts: Iterable[str]) -> Iterator[str]:
+    """Yield texts without case, white space, punctuation and symbols. A text that has nothing else
+    is only stripped.
+    """
+    for chunk in chunked(((text, "") for text in texts), CHUNK, CHUNK_CHARACTERS):
+        joined = "".join([text.replace("\n", " ") + "\n" for text, _ in chunk]).casefold()
+        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        forms = codes[_is_plain()[codes]].tobytes().decode("utf-32-le").split("\n")[:-1]
+        for form, (text, _) in zip(forms, chunk, strict=True):
+            yield form or text.strip()
+
+
+@cache
+def _is_plain() -> NDArray[np.bool_]:
+    """Whether each code point is a letter, mark, digit or line feed."""
+    codes = np.arange(sys.maxunicode + 1, dtype=np.uint32)
+    characters = codes.tobytes().decode("utf-32-le", "surrogatepass")
+    is_plain = np.zeros(len(codes), bool)
+    pattern = r"(?V1)[\n\p{L}\p{M}\p{N}--\p{Variation_Selector}]+"
+    for match in regex.finditer(pattern, characters):
+        is_plain[match.start() : match.end()] = True
+    return is_plain
 
 
 def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:

@@ -4,7 +4,8 @@
 1. sample      every n-th pair of the training text
 2. swap        in most or some pairs, the source looks like the target language and vice versa
 3. repetition  many different sources have the same target, or the other way round
-4. overlap     the training text holds nearly all pairs of a scored set
+4. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
+               spaces or punctuation
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
 from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
-from mtrain.corpus.readers import Pair, ScoredText, skim
+from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
 
@@ -42,14 +43,13 @@ def find_mix_ups(
     corpora = {key: data.as_forward(corpus) for key, corpus in texts.items()}
     scored_pairs = {key: _pairs_of(data, scored) for key, scored in sets.items()}
     sources = {src for pairs_of_set in scored_pairs.values() for src, _ in pairs_of_set}
-    in_training, step = set[Pair](), max(1, pairs // SAMPLE)
+    found, step = set[Pair](), max(1, pairs // SAMPLE)
 
     def sample() -> Iterator[tuple[str, TextRow]]:
         for key, corpus in corpora.items():
-            for is_nth, row in skim(corpus, reading, step, sources):
-                src, tgt = row[1].strip(), row[2].strip()
-                if src in sources:
-                    in_training.add((src, tgt))
+            for is_nth, is_wanted, row in skim(corpus, reading, step, sources):
+                if is_wanted:
+                    found.add(row[1:])
                 if is_nth and is_informative(row):
                     yield key, row
 
@@ -59,6 +59,7 @@ def find_mix_ups(
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
         for text, is_allowed in _in_one_text(data, data.languages(corpus), srcs, tgts):
             yield f"{key}: {text}", is_allowed
+    in_training = set(_plain_pairs(found))
     for key, (corpus, scored) in sets.items():
         sides = scored.sources, scored.references
         for text, is_allowed in _in_one_text(data, data.languages(corpus), *sides):
@@ -143,10 +144,18 @@ def overlap_message(same: int, pairs: int) -> str:
 
 
 def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
-    """Return the pairs of a set without blank sides, as `DataConfig.as_forward` turns them."""
+    """Return the pairs of a set without blank sides, as `DataConfig.as_forward` turns them and in
+    their plain forms.
+    """
     corpus, text = scored
     sources, targets = text.sources, text.references
     if data.as_forward(corpus) is not corpus:
         sources, targets = targets, sources
-    pairs = ((src.strip(), tgt.strip()) for src, tgt in zip(sources, targets, strict=True))
+    pairs = _plain_pairs(zip(sources, targets, strict=True))
     return [(src, tgt) for src, tgt in pairs if src and tgt]
+
+
+def _plain_pairs(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """Yield pairs with the plain forms of their texts."""
+    forms = plain_forms(text for pair in pairs for text in pair)
+    return zip(forms, forms, strict=True)

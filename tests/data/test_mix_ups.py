@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unicodedata import category, name
 
 import pytest
 from conftest import TinyConfig, Train, run_here, status
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
@@ -149,6 +152,34 @@ def test_a_scored_set_of_which_nine_in_ten_pairs_are_in_train_is_refused(
         assert refusal(load_config(tiny_config(**settings, **{"data.allow_overlap": True}))) == ""
 
 
+CHANGES: dict[str, Callable[[str], str]] = {
+    "end": lambda text: text.rstrip(".?!"),
+    "case": str.upper,
+    "spaces": lambda text: text.replace(" ", "\u3000 "),
+    "punctuation": lambda text: "« " + re.sub(r"([^ a-zA-Z])", r" \1 ", text) + " » …",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_case_spaces_and_punctuation_do_not_make_a_new_set(
+    tiny_config: TinyConfig, write: Any, change: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """The start of a training and `mtrain check` agree, also on a set just below the limit."""
+    change_text = CHANGES[change]
+    known = [(change_text(src), change_text(tgt)) for src, tgt in PAIRS[:45]]
+    assert not set(known) & set(PAIRS)
+    symbols = [("→", "…"), ("?!", "!")]  # texts without letters are compared as they are
+    for others in (1, 5):
+        new = [("…", "→"), *phrasebook.pairs("valid", others)]
+        valid = write("v", [*known, *symbols, *new])
+        train = write("t", [*PAIRS, *symbols])
+        path = tiny_config(**{"data.train": [train], "data.valid": valid})
+        text = f"47 of {48 + others} pairs are in data.train"
+        assert (text in refusal(load_config(path))) == (others == 1)
+        assert run_here(monkeypatch, "check", path, "--no-forecast") == (others == 1)
+        assert (text in capfd.readouterr().out) == (others == 1)
+
+
 def test_a_start_and_a_dry_run_refuse_and_a_run_that_began_goes_on(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,8 +263,36 @@ def test_a_corpus_is_skimmed_for_some_rows_and_those_that_are_wanted(
         corpus = corpus.model_copy(update={"src": corpus.src + kind, "tgt": corpus.tgt + kind})
     for each in (corpus, corpus.model_copy(update={"swap": True})):
         rows = list(readers.read_rows(each, reading_of(config)))
-        wanted = {rows[3][1], rows[64][1]}
+        sources = {rows[3][1], rows[65][1]}
         expected = [
-            (n % 5 == 0, row) for n, row in enumerate(rows) if n % 5 == 0 or row[1] in wanted
+            (n % 5 == 0, row[1] in sources, row)
+            for n, row in enumerate(rows)
+            if n % 5 == 0 or row[1] in sources
         ]
+        wanted = set(readers.plain_forms(sources))
         assert list(readers.skim(each, reading_of(config), 5, wanted)) == expected
+        nothing_wanted = [(True, False, row) for row in rows[::5]]
+        assert list(readers.skim(each, reading_of(config), 5, set())) == nothing_wanted
+
+
+@given(
+    st.lists(
+        st.text(st.sampled_from("aB\n ß’.\u0301\u0928\u093f\u200d中９𐐀\ud800❤\ufe0f\u3000<>\0"))
+        | st.text()
+    )
+)
+def test_plain_forms_have_no_case_white_space_or_punctuation(texts: list[str]) -> None:
+    """Each is computed by itself, however many texts come before."""
+
+    def form(text: str) -> str:
+        kept = [c for c in text.casefold() if category(c)[0] in "LMN" and not is_selector(c)]
+        return "".join(kept) or text.strip()
+
+    def is_selector(character: str) -> bool:
+        return "VARIATION SELECTOR" in name(character, "")
+
+    assigned = [text for text in texts if all(category(c) != "Cn" for c in text)]
+    for size in (1, 1000):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(readers, "CHUNK", size)
+            assert list(readers.plain_forms(assigned)) == [form(text) for text in assigned]
