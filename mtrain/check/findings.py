@@ -29,6 +29,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "unrelated": (WARNING, "sides that seem unrelated"),
     "misfit": (WARNING, "pairs that do not look like translations"),
     "repeated": (WARNING, "one text with many different translations"),
+    "quoted": (WARNING, "nearly all texts in double quotes"),
     "swapped": (WARNING, "pairs with source and target swapped"),
     "other_language": (WARNING, "in the other side's language"),
     "script": (WARNING, "in another script than the rest of the side"),

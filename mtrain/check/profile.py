@@ -20,7 +20,7 @@ from mtrain.corpus.misalignment import (
     windows_of,
 )
 from mtrain.corpus.writing_systems import script_name, scripts_of
-from mtrain.data.mix_ups import repetition_messages, swap_message
+from mtrain.data.mix_ups import quote_messages, repetition_messages, swap_message
 
 BITS = 18  # of the hashes of words in tables
 ROUNDS = 4  # of counting words and finding swapped pairs
@@ -214,9 +214,11 @@ class Profile:
 def report_mix_ups(
     findings: Findings, sources: list[str], targets: list[str], data: DataConfig
 ) -> None:
-    """Report swapped sides, and texts with many different translations."""
+    """Report swapped sides, a text with many different translations, and quoted texts."""
     for text in repetition_messages(sources, targets):
         findings.add_message("repeated", text)
+    for text in quote_messages(sources, targets):
+        findings.add_message("quoted", text)
     fraction = swapped_fraction(sources, targets, *findings.languages)
     if fraction > MOST_SWAPPED:  # fewer are found pair by pair
         text = swap_message(findings.languages, fraction)

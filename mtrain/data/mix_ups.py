@@ -4,7 +4,8 @@
 1. sample      every n-th pair of the training text
 2. swap        in most or some pairs, the source looks like the target language and vice versa
 3. repetition  many different sources have the same target, or the other way round
-4. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
+4. quotes      nearly all texts of a side are in double quotes
+5. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
 
@@ -25,6 +26,7 @@ SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
+MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may be in double quotes
 MAX_SHOWN_LENGTH = 60  # characters
 
 Owner = TypeVar("Owner")  # the corpus of a row
@@ -103,6 +105,8 @@ def _in_one_text(
         yield text, data.allow_swapped or fraction <= MOST_SWAPPED
     for text in repetition_messages(sources, targets):
         yield text, True
+    for text in quote_messages(sources, targets):
+        yield text, True
 
 
 def swap_message(languages: tuple[str, str], fraction: float) -> str:
@@ -131,6 +135,23 @@ def repetition_messages(sources: Iterable[str], targets: Iterable[str]) -> Itera
             if count > max(MIN_REPEATED, MAX_REPEATED * len(pairs)):
                 shown = shorten_text(text, MAX_SHOWN_LENGTH)
                 yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
+
+
+def quote_messages(sources: list[str], targets: list[str]) -> Iterator[str]:
+    """Yield a message if nearly all texts of a side are in double quotes, as in an exported table
+    whose cells are quoted.
+    """
+    for texts, name in ((sources, "sources"), (targets, "targets")):
+        count = sum(_is_quoted(text.strip()) for text in texts)
+        if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
+            yield (
+                f"{count / len(texts):.0%} of the {name} are in double quotes, which will be part "
+                "of the text; export it without quotes, or use JSON lines"
+            )
+
+
+def _is_quoted(text: str) -> bool:
+    return len(text) > 1 and text[0] == text[-1] == '"'
 
 
 def overlap_message(same: int, pairs: int) -> str:

@@ -240,6 +240,41 @@ def test_one_target_for_many_sources_is_warned_of(
     assert f"warning: {key}: {text}" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("count", [17, 18, 19])
+@pytest.mark.parametrize("name", ["data.train", "data.valid"])
+def test_a_side_in_double_quotes_is_warned_of(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    name: str,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+) -> None:
+    """Of 20 targets; a text that is only one quote is not in quotes, nor is one with another."""
+    texts = [f' "{tgt}" ' if n < count else f'"{tgt}' for n, (_, tgt) in enumerate(PAIRS[:19])]
+    rows = list(zip([src for src, _ in PAIRS[:20]], [*texts, '"'], strict=True))
+    table = tmp_path / "t.tsv"
+    table.write_text("".join(f"{src}\t{tgt}\n" for src, tgt in rows), encoding="utf-8")
+    path = tiny_config(**{name: [{"file": str(table), "src": 0, "tgt": 1}]})
+    assert run_here(monkeypatch, "check", path, "--no-forecast", "--json") == 0
+    report = json.loads(capfd.readouterr().out)
+    found = {
+        corpus["name"]: finding["examples"][0]["text"]
+        for corpus in report["corpora"]
+        for finding in corpus["findings"]
+        if finding["kind"] == "quoted"
+    }
+    assert refusal(load_config(path)) == ""
+    shown = capfd.readouterr().err
+    if count < 18:
+        assert (found, "quotes" in shown) == ({}, False)
+    else:
+        [(key, text)] = found.items()
+        assert key.startswith(name)
+        assert text.startswith(f"{count / 20:.0%} of the targets are in double quotes")
+        assert f"warning: {key}: {text}\n" in shown
+
+
 def test_a_row_that_is_too_long_is_no_reason_to_refuse_a_table(
     tiny_config: TinyConfig, tmp_path: Path
 ) -> None:
