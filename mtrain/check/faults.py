@@ -13,7 +13,7 @@ from mtrain.check.profile import Profile
 from mtrain.check.words import PIECES_PER_WORD
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
-from mtrain.corpus.writing_systems import script_name
+from mtrain.corpus.writing_systems import script_name, text_direction
 from mtrain.data.filters import is_identical
 from mtrain.data.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to re
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags: normal in emoji and in scripts that join letters or
-# run from right to left, which `_USES_JOINERS` finds.
+# run from right to left, which `_USES_JOINERS` finds, and in any text of such a language.
 _JOINERS = "\u061c\u200c-\u200f\u202a-\u202e\u2066-\u2069\U000e0001-\U000e007f"
 _USES_JOINERS = regex.compile(
     r"(?V1)\p{Extended_Pictographic}|[\p{L}--[\p{Latin}\p{Greek}\p{Cyrillic}\p{Han}\p{Hiragana}"
@@ -35,6 +35,12 @@ _USES_JOINERS = regex.compile(
 _IGNORABLE = r"(?V1)[\p{Default_Ignorable_Code_Point}--[\p{Variation_Selector}"
 _INVISIBLE = regex.compile(_IGNORABLE + "]]")
 _INVISIBLE_BUT_JOINERS = regex.compile(_IGNORABLE + _JOINERS + "]]")
+# Scripts without spaces, in which a zero-width space separates words.
+_USES_ZERO_WIDTH_SPACE = regex.compile(
+    r"[\p{Khmer}\p{Lao}\p{Thai}\p{Myanmar}\p{Tibetan}\p{Javanese}\p{Balinese}\p{Tai_Tham}"
+    r"\p{Tai_Le}\p{New_Tai_Lue}\p{Tai_Viet}\p{Cham}]"
+)
+_INVISIBLE_BUT_SPACES = regex.compile(_IGNORABLE + "\u200b" + _JOINERS + "]]")
 _CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
 # Not undefined characters in the blocks of emoji: newer versions of Unicode may define them.
 _NO_CHARACTER = regex.compile(
@@ -64,6 +70,8 @@ _SUBWORD_MARKS = re.compile(f"{SUBWORDS.pattern}|<unk>")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
+# Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
+_PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
 
 def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Mask]:
@@ -155,30 +163,40 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
 def _find_text_faults(chunk: Chunk) -> None:
     """Report faults of single texts."""
     for side, texts in enumerate(chunk.texts):
+        is_rtl = text_direction(chunk.findings.languages[side]) == "rtl"
         first: dict[str, NDArray[np.int64]] = {}  # position of each kind in each text, or -1
         for row, text in enumerate(texts):
-            for kind, position in _faults(text):
+            for kind, position in _faults(text, is_rtl=is_rtl):
                 if position is not None:
                     first.setdefault(kind, np.full(len(texts), -1))[row] = position
         for kind, positions in first.items():
             chunk.add(kind, positions >= 0, side, positions=positions)
 
 
-def _faults(text: str) -> Iterator[tuple[str, int | None]]:
-    """Yield kinds of faults, and the position of the first of each in a text, or None."""
+def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
+    """Yield kinds of faults, and the position of the first of each in a text, or None. `is_rtl`:
+    whether the language runs from right to left.
+    """
     if not text.isprintable() or _SEEMS_PRINTABLE.search(text):
         yield "control", _find(_CONTROL, text)
-        invisible = _INVISIBLE_BUT_JOINERS if _USES_JOINERS.search(text) else _INVISIBLE
-        yield "invisible", _find(invisible, text)
+        yield "invisible", _find(_invisible(text, is_rtl=is_rtl), text)
         yield "no_character", _find(_NO_CHARACTER, text)
     if not text.isascii():
         yield "mojibake", _find_mojibake(text)
         yield "decomposed", _find_decomposed(text)
-        yield "mixed_word", _find(_MIXED_WORD, text)
+        words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
+        yield "mixed_word", _find(_MIXED_WORD, words)
     if "<" in text or "&" in text:
         yield "markup", _find(_MARKUP, text)
     if "@" in text or "#" in text or "▁" in text or "￭" in text or "<" in text:
         yield "subwords", _find(_SUBWORD_MARKS, text)
+
+
+def _invisible(text: str, *, is_rtl: bool) -> "regex.Pattern[str]":
+    """Return the pattern of invisible characters that are odd in a text."""
+    if _USES_ZERO_WIDTH_SPACE.search(text):
+        return _INVISIBLE_BUT_SPACES
+    return _INVISIBLE_BUT_JOINERS if is_rtl or _USES_JOINERS.search(text) else _INVISIBLE
 
 
 def _find(pattern: "re.Pattern[str] | regex.Pattern[str]", text: str) -> int | None:

@@ -150,13 +150,13 @@ def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
 # What is put into the middle of a line, by the kind of finding.
 ODD_TEXT = {
     "control": ["\0", "\r", "\u2028", "\x85", "\f", "\x07"],
-    "invisible": ["\u200b", "\ufeff", "\u3164", "\u034f", "\u200e", " 中\u202e文 ", "\U000e0041"],
+    "invisible": ["\u200b", "ไ\ufeff", "\u3164", "\u034f", "\u200e", " 中\u202e文 ", "\U000e0041"],
     "no_character": ["\ufffd", "\ue123", "\uffff", "\U0001ffff", "\u0378"],
     "mojibake": ["Ã¼", "donâ€™t", " РџСЂРёРІРµС‚ ", "日本".encode().decode("cp1252"), "ðŸ˜‚"],
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
     "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " ##ing"],
     "decomposed": [" cafe\u0301 "],
-    "mixed_word": [" pаypal ", " словоx "],
+    "mixed_word": [" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "],
 }
 
 
@@ -185,7 +185,9 @@ HONEST = [
     "AT&T, x@y.org, C# ##",
     "Die €-Preise – ‚so‘ – …",
     "РССР и СРСР",
+    "%sслово%sслово, %1$sслово, %5.2fм %-lluс \\nслово",
     "می‌خواهم",
+    "ជំរាប\u200bសួរ ไทย\u200bไทย",
     "👩‍🔧",
     "❤️‍🔥 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
     "中国 １２ ＡＢ",
@@ -197,6 +199,16 @@ def test_honest_text_is_let_pass(folder: Folder) -> None:
     for row, text in enumerate(HONEST):
         folder.bytes["valid.xb"][row] += b" " + text.encode()
     assert {kind for _, kind in kinds(folder.look())} == set()
+
+
+@pytest.mark.parametrize("language", ["he", "fa_Arab", "ru"])
+def test_direction_marks_are_normal_in_any_text_of_a_language_from_right_to_left(
+    folder: Folder, language: str
+) -> None:
+    folder.data["tgt_lang"] = language
+    folder.bytes["valid.xb"][3] += " \u200f%s\u202a".encode()
+    invisible = ("data.valid", "invisible") in kinds(folder.look())
+    assert invisible == (language == "ru")
 
 
 def unrelated(lines: list[bytes], row: int) -> bytes:
