@@ -64,7 +64,7 @@ def evaluate(
             if not is_given:
                 tokenize = translator.loaded.config.data.bleu_tokenize
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-            hypotheses = _translate(translator, sources, output)
+            hypotheses = _translate(translator, sources, references, output)
         if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
@@ -91,8 +91,15 @@ def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, s
     return text.sources, [text.references], run.config.data.languages(corpus)[1], corpus.tag
 
 
-def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
-    """Translate sources; also write the translations to `output`, if it is given."""
+def _translate(
+    translator: "Translator", sources: list[str], references: list[list[str]], output: Path | None
+) -> list[str]:
+    """Translate sources, and write the translations to a file, if there is one. Warn first if the
+    references seem to be the sources.
+    """
+    from mtrain.scoring.references import warn_of_swapped
+
+    warn_of_swapped(sources, references, translator.loaded.directions)
     cut = log.TruncatedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
         hypotheses = translator.best(sources, bar.update, cut.add)

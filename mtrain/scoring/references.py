@@ -3,17 +3,21 @@
 from collections import Counter
 from pathlib import Path
 
-from mtrain.corpus.lines import decode_lines, read_text_file, scored_lines
+from mtrain.corpus.lines import decode_lines, is_blank, read_text_file, scored_lines
+from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import warn_of_counts
+from mtrain.runtime.log import logger, warn_of_counts
 
 
 def read_references(paths: list[Path]) -> list[list[str]]:
-    """Read reference files of the same length; raises `UserError`."""
-    reference = read_aligned(paths[0], [])
-    if not reference:
-        raise UserError(f"{paths[0]}: holds no lines")
-    return [reference] + [read_aligned(path, [reference]) for path in paths[1:]]
+    """Read reference files of the same length; raises `UserError`, also if all lines are blank."""
+    references = list[list[str]]()
+    for path in paths:
+        references.append(read_aligned(path, references))
+        if all(map(is_blank, references[-1])):
+            what = "all lines are blank" if references[-1] else "holds no lines"
+            raise UserError(f"{path}: {what}; give a file of reference translations")
+    return references
 
 
 def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
@@ -24,11 +28,36 @@ def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
 
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
     """Read text to translate, with invalid UTF-8 replaced as in `mtrain translate`; raises
-    `UserError` unless it matches the references line for line.
+    `UserError` unless it matches the references line for line. Warn if a reference is a copy of it.
     """
     counts: Counter[str] = Counter()
     lines = list(decode_lines(scored_lines(path, counts), counts))
-    return _checked(path, lines, counts, references)
+    _checked(path, lines, counts, references)
+    for reference in references:
+        pairs = [(src.strip(), ref.strip()) for src, ref in zip(lines, reference, strict=True)]
+        filled = [pair for pair in pairs if any(pair)]
+        if 2 * sum(src == ref for src, ref in filled) > len(filled):
+            text = "%s: most lines are the same in the source and the reference; is one a copy?"
+            logger.warning(text, path)
+    return lines
+
+
+def warn_of_swapped(
+    sources: list[str], references: list[list[str]], directions: list[tuple[str, str]]
+) -> None:
+    """Warn if, for each of a model's directions, most sources look like the target language and
+    most references like the source language.
+    """
+    for src, tgt in directions:
+        fractions = [swapped_fraction(sources, each, src, tgt) for each in references]
+        if max(fractions) <= MOST_SWAPPED:
+            return
+    logger.warning(
+        "most sources look like the target language (%s), most references like the source "
+        "language (%s), so the scores mean nothing; exchange the source and the reference",
+        tgt,
+        src,
+    )
 
 
 def _checked(

@@ -687,6 +687,26 @@ def test_eval_translates_as_translate_does(
     assert json.loads(again.out) == json.loads(result.out)
 
 
+def test_eval_notices_exchanged_files(
+    command: Command, tmp_path: Path, tiny_config: TinyConfig
+) -> None:
+    config = tiny_config(**{"data.src_lang": "en", "data.tgt_lang": "de", "train.max_steps": 2})
+    assert command("train", "-c", config).code == 0
+    english, german = tmp_path / "a.en", tmp_path / "a.de"
+    english.write_text("this is the roof\n" * 6)
+    german.write_text("das ist nicht ein Dach\n" * 6)
+    arguments = "eval", "-m", tmp_path / "run", "--device", "cpu", "--beam-size", "1"
+    texts = "look like the target language (de)", "most lines are the same in the source"
+    for source, reference, warnings in (
+        (english, german, [False, False]),
+        (german, english, [True, False]),
+        (english, english, [False, True]),
+    ):
+        result = command(*arguments, "-s", source, "-r", reference)
+        assert [text in result.err for text in texts] == warnings, result.err
+        assert (result.code, len(result.out.splitlines())) == (0, 3)
+
+
 def test_score_prints_a_log_probability_a_line(
     command: Command, run_dir: Path, places: dict[str, Path]
 ) -> None:

@@ -25,7 +25,12 @@ from mtrain.scoring.metrics import (
     score,
     score_all,
 )
-from mtrain.scoring.references import read_aligned, read_references
+from mtrain.scoring.references import (
+    read_aligned,
+    read_references,
+    read_source,
+    warn_of_swapped,
+)
 
 REFERENCE = [
     "The old harbour lies behind the new one.",
@@ -175,11 +180,53 @@ def test_files_must_have_lines_and_match_line_for_line(tmp_path: Path) -> None:
         score("bleu", [], [[]])
     with pytest.raises(UserError, match="empty: holds no lines"):
         read_references([write_lines(tmp_path / "empty", [])])
+    blank = write_lines(tmp_path / "blank", ["", " \t"])
+    for paths in ([blank], [write_lines(tmp_path / "two", ["a", ""]), blank]):
+        with pytest.raises(UserError, match="blank: all lines are blank; give a file"):
+            read_references(paths)
     first = write_lines(tmp_path / "first", REFERENCE)
     short = write_lines(tmp_path / "short", SECOND[:5])
     for read in (lambda: read_references([first, short]), lambda: read_aligned(short, [REFERENCE])):
         with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
             read()
+
+
+def test_a_copy_of_the_source_as_reference_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = write_lines(tmp_path / "source", [*REFERENCE, "", ""])
+    for other, warnings in ((1, 1), (len(REFERENCE), 0)):
+        caplog.clear()
+        reference = ["x"] * other + REFERENCE[other:] + ["", ""]
+        read_source(source, [[*HYPOTHESIS, "", ""], reference])
+        assert caplog.text.count("source: most lines are the same in the source and") == warnings
+
+
+ENGLISH, GERMAN = ["this is the roof of it"] * 6, ["das ist nicht ein Dach"] * 6
+
+
+@pytest.mark.parametrize(
+    ("sources", "references", "directions", "warns"),
+    [
+        (ENGLISH, GERMAN, [("en", "de")], False),
+        (GERMAN, ENGLISH, [("en", "de")], True),
+        (GERMAN, ENGLISH, [("de_AT", "eng")], False),
+        (GERMAN, ENGLISH, [("en", "de"), ("de", "en")], False),
+        (GERMAN, ENGLISH, [("aa", "ba")], False),
+        (GERMAN, ENGLISH, [("en", "en")], False),
+        (GERMAN[:4], ENGLISH[:4], [("en", "de")], False),
+        (GERMAN, GERMAN, [("en", "de")], False),
+    ],
+)
+def test_an_exchanged_source_and_reference_is_noticed(
+    caplog: pytest.LogCaptureFixture,
+    sources: list[str],
+    references: list[str],
+    directions: list[tuple[str, str]],
+    warns: bool,
+) -> None:
+    warn_of_swapped(sources, [references], directions)
+    assert warns == ("look like the target language (de)" in caplog.text)
 
 
 @pytest.mark.parametrize(
