@@ -165,6 +165,7 @@ def score(
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
     model = opening.either(run, model, options.RUN)
+    refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams
 
     model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)

@@ -207,6 +207,7 @@ def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> No
 
 def _convert(model: Path, *, to_pieces: bool) -> None:
     """Convert lines of stdin to pieces, or back, by the vocabulary of a model."""
+    refuse_overwriting("-", "-")
     from mtrain.data.tokenizer import convert_stream, load_tokenizer
 
     tokenizer = load_tokenizer(model)

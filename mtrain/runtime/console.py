@@ -75,8 +75,8 @@ def restore_interrupt() -> None:
 
 def open_closed_streams() -> None:
     """Replace closed standard streams by /dev/null, so that no other file gets their numbers."""
-    # stdout, too, is opened for reading, so that writing to it fails
-    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+    # stdin is opened for writing and stdout for reading, so that using them fails
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:

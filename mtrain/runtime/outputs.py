@@ -217,15 +217,16 @@ def check_writable(path: Path) -> None:
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
-    """Refuse an output that would overwrite an input."""
-    if output is None or str(output) == "-":
+    """Refuse an output that would overwrite an input, or be read as one while it grows."""
+    if output is None:
         return
     for source in inputs:
         if source is None:
             continue
         read = _identities(0 if str(source) == "-" else str(source), regular_only=True)
         if _written(str(output)) & read:
-            raise RefusedError(f"{output}: is an input, too; write to another file")
+            name = "stdout" if str(output) == "-" else output
+            raise RefusedError(f"{name}: is an input, too; write to another file")
 
 
 def refuse_one_file(output: str, other: str, option: str) -> None:

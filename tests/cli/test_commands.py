@@ -1111,7 +1111,8 @@ def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     lines = [f"{translate} <&-", f"echo bavo | {translate} >&-", "$MTRAIN average absent -o a 2>&-"]
     with ThreadPoolExecutor() as pool:
         stdin, stdout, stderr = pool.map(shell, lines)
-    assert (stdin.returncode, stdin.stdout, stdin.stderr) == (0, "", "")
+    assert (stdin.returncode, stdin.stdout, stdin.stderr.count("\n")) == (1, "", 1)
+    assert "stdin: cannot read" in stdin.stderr
     assert (stdout.returncode, stdout.stderr.count("\n")) == (1, 1)
     assert "stdout: cannot write" in stdout.stderr
     assert (stderr.returncode, stderr.stdout) == (2, "")
@@ -1123,6 +1124,28 @@ def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_
     done = shell(f"$MTRAIN translate -m {trained_run} -o {file} < {file}")
     assert (done.returncode, file.read_text()) == (2, "bavo\n")
     assert "is an input, too" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "translate -m {run} < {file}",
+        "translate -m {run} -i {file}",
+        "tokenizer encode {run} < {file}",
+        "tokenizer decode {run} < {file}",
+        "score {run} -s {file} -t {other}",
+        "score {run} -s {other} -t {file}",
+    ],
+)
+def test_no_command_appends_to_the_file_that_it_reads(
+    trained_run: Path, tmp_path: Path, line: str
+) -> None:
+    file, other = tmp_path / "text", tmp_path / "other"
+    for path in (file, other):
+        path.write_text("bavo\n")
+    done = shell(f"$MTRAIN {line} >> {{file}}".format(run=trained_run, file=file, other=other))
+    assert (done.returncode, file.read_text()) == (2, "bavo\n")
+    assert "stdout: is an input, too; write to another file" in done.stderr
 
 
 def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: Path) -> None:
