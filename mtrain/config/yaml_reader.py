@@ -5,6 +5,7 @@ silently wins. Here, `_scalar` decides the type of each scalar; duplicate keys a
 with file and line.
 """
 
+import codecs
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from mtrain.runtime.errors import RefusedError
 MAX_NODES, MAX_DEPTH = 20_000, 20
 MAX_SIZE = 1_000_000  # characters
 
+_UTF16_STARTS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9_]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -61,7 +63,9 @@ def read_text(path: Path, *, is_stored: bool = False) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise RefusedError(f"{path}:{line}: the config is not UTF-8") from None
+        encoding = "UTF-16" if data.startswith(_UTF16_STARTS) else "ENCODING"
+        text = f"the config is not UTF-8; convert the file: iconv -f {encoding} -t UTF-8"
+        raise RefusedError(f"{path}:{line}: {text}") from None
 
 
 def parse_document(text: str, name: str) -> Document:

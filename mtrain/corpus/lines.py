@@ -4,6 +4,7 @@ Python's text files and `str.splitlines` split at ten characters (U+2028, form f
 return, ...), which would shift the two sides against each other.
 """
 
+import codecs
 import gzip
 import hashlib
 import zlib
@@ -30,11 +31,12 @@ LINE_OVERHEAD = 100  # bytes added to a set by each line
 TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
-_BOM = b"\xef\xbb\xbf"
-_UTF16 = "UTF-16, not UTF-8; convert the file: iconv -f UTF-16{} -t UTF-8"
+_UTF = "UTF-{0}, not UTF-8; convert the file: iconv -f UTF-{0}{1} -t UTF-8"
 # First bytes of files that are not UTF-8 text, and what the error says.
 _OTHER_FORMATS = {
-    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), _UTF16.format("")),
+    # before UTF-16, whose first bytes may be the same
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), _UTF.format(32, "")),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), _UTF.format(16, "")),
     b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "looks like zstd; unpack it, or give the file a name that ends in .zst",
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
@@ -49,6 +51,7 @@ _START_BYTES = 64  # bytes at the start of a file that show whether it is UTF-16
 # UTF-8 bytes of characters that are not ASCII.
 _CONTINUATION_BYTES, _LEADING_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
+_MANY_RETURNS = 10  # times as many carriage returns as newlines: they end the lines
 
 Row = TypeVar("Row", bound=tuple[Any, ...])  # its last two values are the texts of a pair
 MAX_CHUNK_LENGTH = 1 << 22  # characters
@@ -176,8 +179,8 @@ def reading_from(name: Path | str) -> Iterator[None]:
 def strip_line_ends(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:
     r"""Yield lines without `\n`, without one `\r` before it, and without a BOM at the start."""
     for number, line in enumerate(lines):
-        if number == 0 and line.startswith(_BOM):
-            line = line[len(_BOM) :]
+        if number == 0:
+            line = line.removeprefix(codecs.BOM_UTF8)
         if line.endswith(b"\r\n"):
             if counts is not None:
                 counts[CARRIAGE_RETURNS] += 1
@@ -283,7 +286,7 @@ def refuse_other_start(start: bytes, name: object) -> None:
     even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
         if len(odd) > 1 and all(letters) and not any(zeros):  # Latin letters, without a BOM
-            raise UserError(f"{name}: {_UTF16.format(order)}")
+            raise UserError(f"{name}: {_UTF.format(16, order)}")
 
 
 def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) -> tuple[int, bytes]:
@@ -303,6 +306,15 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
     if last and not last.endswith(b"\n"):
         lines += 1
     return lines, digest.digest()
+
+
+def refuse_lone_returns(path: Path) -> None:
+    r"""Raise `UserError` for a file whose lines end in `\r` alone."""
+    with open_bytes(path) as stream, reading_from(path):
+        start = stream.read(_BLOCK)
+    if start.count(b"\r") > _MANY_RETURNS * max(1, start.count(b"\n")):
+        advice = r"convert it: tr '\r' '\n' < FILE > NEW"
+        raise UserError(f"{path}: its lines end in carriage returns alone; {advice}")
 
 
 def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
 import torch
 from safetensors import SafetensorError
@@ -88,7 +89,9 @@ def _saving(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        advice = ADVICE.get(getattr(error, "errno", 0), "make room")
+        is_limited = getrlimit(RLIMIT_FSIZE)[0] != RLIM_INFINITY  # a SafetensorError has no errno
+        room = "raise the limit on the size of files (ulimit -f) or make room," * is_limited
+        advice = ADVICE.get(getattr(error, "errno", 0), room or "make room")
         raise UserError(
             f"{path}: cannot save the checkpoint: {reason}; {advice} and run the same command again"
         ) from None

@@ -44,7 +44,8 @@ class Held:
         if not files.is_at(self.descriptor, self.path):
             raise ReplacedError(
                 f"{self.path.parent}: was removed or replaced while this process used it, and is "
-                "left as it is; start again with a run_dir that nobody removes"
+                "left as it is; if it was renamed, run the same command with --set run_dir=NEW; "
+                "else start again with a run_dir that nobody removes"
             )
 
 

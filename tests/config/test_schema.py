@@ -319,7 +319,7 @@ BOMB = [b"a: &a [x,x,x,x,x,x,x,x,x,x]"] + [
         (b"- run_dir\n- seed\n", ": expected a mapping of settings"),
         (b"just words\n", ": expected a mapping of settings"),
         (DATA.encode() + b"seed: \xff\n", ":7: the config is not UTF-8"),
-        (DATA.encode("utf-16"), ":1: the config is not UTF-8"),
+        (DATA.encode("utf-16"), ":1: the config is not UTF-8; convert the file: iconv -f UTF-16"),
         (b"model: " + b"{a: " * 10_000, ":1: invalid YAML: nested too deeply"),
         (b"#" * 5_000_000, ": too long for a config: over 1,000,000 characters"),
         (b"%YAML 1." + b"1" * 5000, ":1: invalid YAML"),

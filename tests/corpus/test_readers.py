@@ -164,11 +164,23 @@ def test_unequal_sides_are_refused_with_both_counts(
     assert f"{tmp_path / 'a.tgt'} has {lengths[1]}" in message
 
 
+def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path: Path) -> None:
+    """They would be one line; a file with a few, or with both, is read."""
+    lone, many = b"a\r" * 20, b"b\n" * 20
+    for src, tgt, name in ((lone, many, "src"), (many, lone, "tgt"), (lone, lone, "src")):
+        message = error_of(write(tmp_path, src, tgt))
+        assert f"a.{name}: its lines end in carriage returns alone; convert it: tr" in message
+    for src in (b"b\r\n" * 20, b"a\rb\n" * 20):
+        assert scan(write(tmp_path, src, many), Reading()).pairs == 20
+
+
 def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: Path) -> None:
     for start, words in (
         ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t"),
         ("a\nb\n".encode("utf-16-le"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16LE"),
         ("a\nb\n".encode("utf-16-be"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16BE"),
+        ("a\nb\n".encode("utf-32"), "UTF-32, not UTF-8; convert the file: iconv -f UTF-32 -t"),
+        (b"\0\0\xfe\xff" + "a".encode("utf-32-be"), "UTF-32, not UTF-8; convert the file: iconv"),
         (bz2.compress(b"a\nb\n"), "looks like bzip2; unpack it"),
         (lzma.compress(b"a\nb\n"), "looks like xz; unpack it"),
         (b"PK\3\4a\nb\n", "looks like a ZIP archive; unpack it"),
@@ -438,6 +450,11 @@ def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: s
 def test_names_with_dots_are_names(tmp_path: Path) -> None:
     lines = table(tmp_path, "a.jsonl", '{"t.en": "a", "t": {"de": "b"}}', "t.en", "t.de")
     columns = {"t.en": ["a"], "t": [{"de": "b"}]}
+def test_a_binary_column_of_a_parquet_file_is_named(tmp_path: Path) -> None:
+    corpus = parquet(tmp_path, {"a": [b"b", b"c"], "d": ["e", "f"]}, "d", "a")
+    assert "the column a is binary, not text; cast it to string" in error_of(corpus)
+
+
     for corpus in (lines, parquet(tmp_path, columns, "t.en", "t.de")):
         assert read(corpus)[0] == [("a", "b")]
 

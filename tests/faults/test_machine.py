@@ -103,7 +103,7 @@ def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
         deed = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
         done = bench.train(rig, prelude=strike(33, deed))
         load_all(rig)
-        return done.fails(1, "File too large") or bench.finishes(rig)
+        return done.fails(1, "File too large", "(ulimit -f)") or bench.finishes(rig)
 
     sizes = [6_000, 10_000, 20_000, 30_000, 40_000, 50_000, 70_000, 80_000]
     bench.inject(trial, sizes, quick=1)

@@ -173,7 +173,9 @@ def test_a_run_whose_directory_was_replaced_writes_nothing_more(
 
     monkeypatch.setattr(Trainer, "take_step", disturbed)
     assert train(config) == 1
-    assert f"{run}: was removed or replaced while this process used it" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{run}: was removed or replaced while this process used it" in error
+    assert "if it was renamed, run the same command with --set run_dir=NEW" in error
     assert [item.name for item in run.rglob("*")] == [".lock"]
 
 
