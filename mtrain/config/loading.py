@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,11 @@ def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     """Yield a conflict for each unknown target language, on which BLEU depends, unless
     `data.bleu_tokenize` is set; warn of unknown source languages.
     """
+    if data.src_lang == data.tgt_lang and (data.src_lang, data.tgt_lang) in data.directions:
+        logger.warning(
+            "data.tgt_lang: %s is the source language, too; change one unless this is intended",
+            data.tgt_lang,
+        )
     targets = {data.tgt_lang, *(data.languages(each)[1] for each in data.scored_corpora.values())}
     for key, section in {"data": data, **data.corpora}.items():
         for side in ("src_lang", "tgt_lang"):
@@ -244,8 +250,10 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
     if not expected[-1].startswith("should"):
         return expected[-1]
     others = [text.removeprefix("should be ") for text in expected[1:]]
-    got = _shown(error["input"], document.raw.get(key))
-    return f"{' or '.join([expected[0], *others])}, got {got}{purpose}"
+    raw = document.raw.get(key)
+    got = _shown(error["input"], raw)
+    advice = next(filter(None, (_number_advice(each, raw) for each in errors)), "")
+    return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}"
 
 
 def _advice(key: str, section: type[BaseModel]) -> str:
@@ -271,6 +279,16 @@ def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     if kinds:
         return kinds[-1]
     return SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
+
+
+def _number_advice(error: Any, raw: str | None) -> str:
+    """Return how to write the number that is meant, if a number is expected; else an empty text."""
+    with suppress(ValueError):
+        if error["type"] in ("int_type", "float_type") and isinstance(error["input"], str | float):
+            number = float(error["input"])
+            if number.is_integer():
+                return f"; write {int(number)}{'' if raw else ' without quotes'}"
+    return ""
 
 
 def _shown(value: object, raw: str | None) -> str:

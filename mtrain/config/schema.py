@@ -64,7 +64,7 @@ class DataConfig(Section):
     allow_overlap: bool = False
     """train even if nine in ten pairs of a scored set are in train"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
-    """processes that tokenize large corpora"""
+    """processes that tokenize large corpora; 1: no additional ones"""
 
     @property
     def available_train(self) -> list[Corpus]:

@@ -164,6 +164,9 @@ def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int
         if not isinstance(name_node, yaml.ScalarNode):
             raise RefusedError(f"{where}: a key must be a word")
         name, inner = name_node.value, f"{key}.{name_node.value}" if key else name_node.value
+        if name == "<<":
+            text = "merge keys are not supported; write the settings themselves"
+            raise RefusedError(f"{where}: {inner}: {text}")
         if name in result:
             first = document.places[inner]
             raise RefusedError(f"{where}: {inner}: duplicate key, first given at {first}; keep one")

@@ -214,8 +214,9 @@ def _fault(line: str, error: Exception) -> str:
         case json.JSONDecodeError() if is_blank(line):
             return "blank; remove the line"
         case json.JSONDecodeError():
-            return f"not JSON: {error.msg} at character {error.pos + 1}"
-    return f"not JSON: {error}"
+            what = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
+            return f"not JSON: {what}; write one JSON object per line"
+    return "not JSON: a number has too many digits"
 
 
 def _object(wanted: set[Any], pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -110,6 +110,8 @@ class RunDirectory:
         if config_file and config_file.name == layout.CONFIG:
             _refuse_moved(config_file, self.path)
         if not self.path.is_dir():
+            if self.path.exists():
+                raise RefusedError(f"run_dir: {self.path} is a file; name a directory")
             return
         settings = self.path / layout.CONFIG
         if _is_same(config_file, settings) and not self._has_written_config():

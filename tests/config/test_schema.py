@@ -278,7 +278,7 @@ ADDED = [
     ("seed: &s 1\nmodel: *s", "8: model: should be a mapping"),
     ("seed: *unknown", "7: invalid YAML: undefined alias"),
     ("model: &m {d_ff: *m}", "7: deeply nested"),
-    ("<<: {seed: 3}", "7: <<: unknown key"),
+    ("<<: {seed: 3}", "7: <<: merge keys are not supported; write"),
     ("? [a, b]\n: 3", "7: a key must be a word"),
     ("seed: [1", "8: invalid YAML"),
     ("seed: 1\n\tmodel: 2", "8: invalid YAML"),
@@ -331,6 +331,39 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path, content: bytes, me
     refused = refusal(tmp_path, content)
     assert refused.startswith(f"{tmp_path}/c.yaml{message}")
     assert "\n" not in refused
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ('"50"', "got '50'; write 50 without quotes (optimizer"),
+        ("0100", "got '0100'; write 100 (optimizer"),
+        ("1e3", "got 1e3; write 1000 (optimizer"),
+        ("5.5", "got 5.5 (optimizer"),
+        ("nan", "got 'nan' (optimizer"),
+        ("many", "got 'many' (optimizer"),
+    ],
+)
+def test_a_number_of_another_form_is_shown_as_it_should_be(
+    tmp_path: Path, value: str, message: str
+) -> None:
+    assert message in refusal(tmp_path, DATA, f"train.max_steps={value}")
+    message = refusal(tmp_path, DATA, "data.workers='4'")
+    assert "data.workers: should be 'auto' or a valid integer, got '4'; write 4 without" in message
+    assert "got 0 (processes that tokenize large corpora; 1: no additional" in refusal(
+        tmp_path, DATA, "data.workers=0"
+    )
+
+
+def test_equal_languages_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for overrides, warnings in (
+        (["data.tgt_lang=en"], 1),
+        (["data.tgt_lang=en", "data.train=[{src: a, tgt: b, tgt_lang: de}]"], 0),
+        ([], 0),
+    ):
+        caplog.clear()
+        load(tmp_path, DATA, *overrides)
+        assert caplog.text.count("data.tgt_lang: en is the source language, too;") == warnings
 
 
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:

@@ -403,6 +403,9 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.tsv", b"a\tb\n\xff\tb\n", 0, 1, "a.tsv:2: invalid UTF-8 (byte 1 of the line)"),
         ("a.tsv.gz", TSV.encode() * 9, 7, 1, "a.tsv.gz:1: has 3 columns, but src: 7"),
         ("a.jsonl", '{"a": "b"}\n{"a": \n', "a", "a", "a.jsonl:2: not JSON: "),
+        ("a.jsonl", '{"a": "b"},\n', "a", "a", "at character 11; write one JSON object per line"),
+        ("a.jsonl", '{"a": "b', "a", "a", "Unterminated string starting at character 7;"),
+        ("a.jsonl", f'{{"a": {"9" * 5000}}}', "a", "a", "not JSON: a number has too many digits"),
         ("a.jsonl", "[" * 100_000, "a", "a", "a.jsonl:1: not JSON: nested too deep"),
         ("a.jsonl", '{"a": "b"}\n\n', "a", "a", "a.jsonl:2: blank; remove the line"),
         ("a.jsonl", '{"a": "b"}', "a", "c", "a.jsonl:1: no field c; it has a"),
@@ -447,14 +450,14 @@ def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: s
     assert words in error_of(parquet(tmp_path, {"t": rows}, src, "t.en"))
 
 
-def test_names_with_dots_are_names(tmp_path: Path) -> None:
-    lines = table(tmp_path, "a.jsonl", '{"t.en": "a", "t": {"de": "b"}}', "t.en", "t.de")
-    columns = {"t.en": ["a"], "t": [{"de": "b"}]}
 def test_a_binary_column_of_a_parquet_file_is_named(tmp_path: Path) -> None:
     corpus = parquet(tmp_path, {"a": [b"b", b"c"], "d": ["e", "f"]}, "d", "a")
     assert "the column a is binary, not text; cast it to string" in error_of(corpus)
 
 
+def test_names_with_dots_are_names(tmp_path: Path) -> None:
+    lines = table(tmp_path, "a.jsonl", '{"t.en": "a", "t": {"de": "b"}}', "t.en", "t.de")
+    columns = {"t.en": ["a"], "t": [{"de": "b"}]}
     for corpus in (lines, parquet(tmp_path, columns, "t.en", "t.de")):
         assert read(corpus)[0] == [("a", "b")]
 

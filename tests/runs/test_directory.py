@@ -227,6 +227,15 @@ def test_a_directory_of_something_else_is_refused(
     assert [(item.name, item.read_text()) for item in run.iterdir()] == [(name, '{"step": 9}\n')]
 
 
+def test_a_file_is_no_run_directory(
+    train: Train, config: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (file := tmp_path / "corpus.en").touch()
+    for options in ([], ["--dry-run"]):
+        assert train(config, "--set", f"run_dir={file}", *options) == 2
+        assert f"run_dir: {file} is a file; name a directory" in capsys.readouterr().err
+
+
 def test_a_lock_of_another_program_does_not_make_a_folder_a_run(
     train: Train, config: Path, tmp_path: Path, capsys: Captured
 ) -> None:
