@@ -5,7 +5,7 @@ from typing import Any
 
 from mtrain.check.words import PIECES_PER_WORD
 
-EPOCHS = 28  # about those of the measured recipes
+EPOCHS = 16  # about those of the measured recipes
 BATCHES_PER_STEP = 4
 FILLED = 850 / 1024  # fraction of a batch that is not padding
 NUM_FIXED_PIECES = 256 + 4  # bytes; pad, unk, bos and eos
@@ -29,39 +29,41 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     """
     pieces = 8000 if size.pairs < 300_000 else 16_000
     dropout = 0.3 if size.pairs < 1_000_000 else 0.1
-    schedule, peak_lr = "cosine", 0.002
+    norm, optimizer, schedule, peak_lr = "pre", "muon", "linear", 0.008
     if size.pairs <= 50_000:
-        origin = "configs/multi30k-en-de.yaml (29,000 pairs)"
+        origin = "configs/small.yaml with half of its d_ff (29,000 pairs)"
         model = _model(256, 4, 512, 3, dropout)
-        max_tokens, warmup_steps = 1024, 800
-        max_steps = min(8000, max(500, _steps(size, max_tokens)))
+        max_tokens, warmup_steps = 1024, 500
+        max_steps = min(4000, max(500, _steps(size, max_tokens)))
     elif size.pairs <= 1_000_000 or not has_gpu:
         origin = "configs/small.yaml (110,000 pairs were tried)"
         model = _model(256, 4, 1024, 3, dropout)
-        max_tokens, warmup_steps = 4096 if has_gpu else 1024, 1000
-        max_steps = min(100_000, max(2000, _steps(size, max_tokens)))
+        max_tokens, warmup_steps = 4096 if has_gpu else 1024, 500
+        max_steps = min(50_000, max(1000, _steps(size, max_tokens)))
     else:
         origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
         pieces, model = 32_000, _model(512, 8, 2048, 6, dropout)
-        schedule, peak_lr = "noam", 7.0e-4
+        norm, optimizer, schedule, peak_lr = "post", "adam", "noam", 7.0e-4
         max_tokens, warmup_steps, max_steps = 6250, 4000, 100_000
     save_every = max(10, max_steps // 40 // 10 * 10)
     return origin, {
         "tokenizer": {"vocab_size": _vocab_size(pieces, size)},
-        "model": model,
+        "model": {**model, "norm": norm},
         "train": {
             "device": "auto",
             "threads": "auto",
             "max_steps": max_steps,
             "max_tokens": max_tokens,
             "step_batches": BATCHES_PER_STEP,
+            "optimizer": optimizer,
             "schedule": schedule,
-            "warmup_steps": min(warmup_steps, max_steps // 10),
+            "warmup_steps": min(warmup_steps, max_steps // 20),
             "peak_lr": peak_lr,
             "valid_every": 5 * save_every,
             "save_every": save_every,
             "patience": 0,  # no early stopping: the last steps, at low rates, gain much
-            "average_last": 5,
+            # averaging does not help if the rate ends at 0
+            "average_last": 0 if schedule == "linear" else 5,
         },
         "decode": {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"},
     }
