@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 # Options that need --sample, and options that do not go with it.
 SAMPLING_ONLY, SEARCH_ONLY = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
-# A sentence that looks like a path: one word with a slash or a suffix such as .txt, .gz or .zh-TW.
-FILE_NAME = re.compile(r"\S*/\S*|\S+\.[A-Za-z][A-Za-z0-9_-]{1,8}")
+SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
 
 
 def either(argument: Path | None, option: Path | None, name: str) -> Path:
@@ -57,7 +56,9 @@ def _warn_of_file_name(sentence: str) -> None:
         kind, option = ("directory", "-m") if Path(sentence).is_dir() else ("file", "-i")
         message = "%s: is also the name of a %s; did you mean %s %s?"
         log.logger.warning(message, sentence, kind, option, sentence)
-    elif FILE_NAME.fullmatch(sentence):
+    elif len(sentence.split()) == 1 and (
+        "/" in sentence or SUFFIX.fullmatch(Path(sentence).suffix)
+    ):
         message = "%s: no such file, so this is taken as text; name a file with -i"
         log.logger.warning(message, sentence)
 

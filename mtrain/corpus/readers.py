@@ -209,11 +209,12 @@ def skim(
 
 
 def plain_forms(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts without case, white space, punctuation and symbols. A text that has nothing else
-    is only stripped.
+    """Yield texts without case, white space, punctuation and symbols. A text that has nothing else,
+    or is very long, is only stripped.
     """
     for chunk in chunked(((text, "") for text in texts), CHUNK, CHUNK_CHARACTERS):
-        joined = "".join([text.replace("\n", " ") + "\n" for text, _ in chunk]).casefold()
+        short = ["" if len(text) > CHUNK_CHARACTERS else text for text, _ in chunk]
+        joined = "".join([text.replace("\n", " ") + "\n" for text in short]).casefold()
         codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
         forms = codes[_is_plain()[codes]].tobytes().decode("utf-32-le").split("\n")[:-1]
         for form, (text, _) in zip(forms, chunk, strict=True):

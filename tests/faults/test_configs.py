@@ -26,7 +26,7 @@ CONFIGS: list[tuple[str | bytes, str]] = [
     ('data: {src_lang: en, tgt_lang: "d\\0"}', "NUL"),
     (ALIASES.encode(), "aliases"),
     ("\n".join(" " * i + "a:" for i in range(1400)).encode(), "nested too deeply"),
-    (b"# " + b"x" * (2 << 20), "too many"),
+    (b"# " + b"x" * (2 << 20), "too long"),
     (b"%YAML 1." + b"1" * 5000 + b"\n---\nseed: 1\n", "invalid YAML"),
 ]
 
