@@ -224,12 +224,13 @@ def plain_forms(texts: Iterable[str]) -> Iterator[str]:
 @cache
 def _is_plain() -> NDArray[np.bool_]:
     """Whether each code point is a letter, mark, digit or line feed."""
-    codes = np.arange(sys.maxunicode + 1, dtype=np.uint32)
-    characters = codes.tobytes().decode("utf-32-le", "surrogatepass")
-    is_plain = np.zeros(len(codes), bool)
-    pattern = r"(?V1)[\n\p{L}\p{M}\p{N}--\p{Variation_Selector}]+"
-    for match in regex.finditer(pattern, characters):
-        is_plain[match.start() : match.end()] = True
+    is_plain = np.zeros(sys.maxunicode + 1, bool)
+    pattern = regex.compile(r"(?V1)[\n\p{L}\p{M}\p{N}--\p{Variation_Selector}]+")
+    for start in range(0, len(is_plain), 1 << 16):
+        codes = np.arange(start, start + (1 << 16), dtype=np.uint32)
+        characters = codes.tobytes().decode("utf-32-le", "surrogatepass")
+        for match in pattern.finditer(characters):
+            is_plain[start + match.start() : start + match.end()] = True
     return is_plain
 
 
