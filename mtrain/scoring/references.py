@@ -48,16 +48,18 @@ def warn_of_swapped(
     """Warn if, for each of a model's directions, most sources look like the target language and
     most references like the source language.
     """
-    for src, tgt in directions:
-        fractions = [swapped_fraction(sources, each, src, tgt) for each in references]
-        if max(fractions) <= MOST_SWAPPED:
-            return
-    logger.warning(
-        "most sources look like the target language (%s), most references like the source "
-        "language (%s), so the scores mean nothing; exchange the source and the reference",
-        tgt,
-        src,
+    is_swapped = all(
+        any(swapped_fraction(sources, each, src, tgt) > MOST_SWAPPED for each in references)
+        for src, tgt in directions
     )
+    if is_swapped and directions:
+        src, tgt = directions[0]
+        logger.warning(
+            "most sources look like the target language (%s), most references like the source "
+            "language (%s), so the scores mean nothing; exchange the source and the reference",
+            tgt,
+            src,
+        )
 
 
 def _checked(
