@@ -308,6 +308,7 @@ def test_equal_languages_get_files_of_their_own(
         (["ja"] * 30, 3, "no pairs are left to validate on"),
         (["ja", *[" "] * 9], 1, "no pairs are left to learn from"),
         ([], 0, "holds no text to learn from"),
+        (["ja"] * 9, 0, "too few pairs to hold out a validation set: 9; add text"),
     ],
 )
 def test_text_that_cannot_be_split_is_told(
