@@ -177,7 +177,7 @@ class Checker:
                     scored_set.compare(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(index << ROW_BITS)
-                hashes = chunk.hashes[0]
+                hashes = chunk.pair_hashes
                 if findings.name in self.backward:
                     hashes = hashes ^ np.uint64(1)  # in the other direction it is no duplicate
                 duplicates.add(hashes[filled], rows[filled])

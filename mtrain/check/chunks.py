@@ -19,6 +19,7 @@ CHUNK, CHUNK_CHARACTERS = 10_000, 1 << 21
 CONTEXT = 20  # characters that an example shows before the fault
 
 Mask = NDArray[np.bool_]  # whether each row is selected
+Hashes = NDArray[np.uint64]  # one for each row
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,13 @@ class Chunk:
         return np.array([list(map(is_blank, texts)) for texts in self.texts], bool)
 
     @cached_property
-    def hashes(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
-        """Hashes of the pairs, the sources and the targets, each stripped of white space."""
+    def pair_hashes(self) -> Hashes:
+        """Hashes of the pairs, with each side stripped of white space."""
         src, tgt = (text_hashes(map(str.strip, texts)) for texts in self.texts)
-        return combined(src, tgt), src, tgt
+        return combined(src, tgt)
 
     @cached_property
-    def plain_hashes(
-        self,
-    ) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+    def plain_hashes(self) -> tuple[Hashes, Hashes, Hashes]:
         """Hashes of the plain forms of the pairs, the sources and the targets."""
         src, tgt = (text_hashes(plain_forms(texts)) for texts in self.texts)
         return combined(src, tgt), src, tgt

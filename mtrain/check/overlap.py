@@ -28,7 +28,7 @@ TRAIN = "data.train"
 
 
 class Match(NamedTuple):
-    """A row of the set and a row of another text that are equal or similar."""
+    """Two equal or similar rows, one in the set and one in another text, by index."""
 
     kind: int  # index in `KINDS`
     row: int

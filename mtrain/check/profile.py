@@ -12,15 +12,9 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.misalignment import (
-    MOST_SWAPPED,
-    UNRELATED,
-    swapped_fraction,
-    unrelated_windows,
-    windows_of,
-)
+from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of
-from mtrain.data.mix_ups import quote_messages, repetition_messages, swap_message
+from mtrain.data.mix_ups import mix_ups_of
 
 BITS = 18  # of the hashes of words in tables
 ROUNDS = 4  # of counting words and finding swapped pairs
@@ -214,12 +208,9 @@ class Profile:
 def report_mix_ups(
     findings: Findings, sources: list[str], targets: list[str], data: DataConfig
 ) -> None:
-    """Report swapped sides, a text with many different translations, and quoted texts."""
-    for text in repetition_messages(sources, targets):
-        findings.add_message("repeated", text)
-    for text in quote_messages(sources, targets):
-        findings.add_message("quoted", text)
-    fraction = swapped_fraction(sources, targets, *findings.languages)
-    if fraction > MOST_SWAPPED:  # fewer are found pair by pair
-        text = swap_message(findings.languages, fraction)
-        findings.add_message("turned", text, is_allowed=data.allow_swapped)
+    """Report mix-ups within a text, except for single pairs with swapped sides, which are found
+    pair by pair.
+    """
+    for kind, message, is_allowed in mix_ups_of(data, findings.languages, sources, targets):
+        if kind != "swapped":
+            findings.add_message(kind, message, is_allowed=is_allowed)

@@ -11,7 +11,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
@@ -30,6 +30,16 @@ MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may be in 
 MAX_SHOWN_LENGTH = 60  # characters
 
 Owner = TypeVar("Owner")  # the corpus of a row
+
+
+class MixUp(NamedTuple):
+    """A mix-up within a text: its kind, as `mtrain check` names it, a message, and whether the
+    config allows it.
+    """
+
+    kind: str
+    message: str
+    is_allowed: bool
 
 
 def find_mix_ups(
@@ -59,13 +69,13 @@ def find_mix_ups(
     for key, corpus in corpora.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
-        for text, is_allowed in _in_one_text(data, data.languages(corpus), srcs, tgts):
-            yield f"{key}: {text}", is_allowed
+        for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts):
+            yield f"{key}: {message}", is_allowed
     in_training = set(_plain_pairs(found))
     for key, (corpus, scored) in sets.items():
         sides = scored.sources, scored.references
-        for text, is_allowed in _in_one_text(data, data.languages(corpus), *sides):
-            yield f"{key}: {text}", is_allowed
+        for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), *sides):
+            yield f"{key}: {message}", is_allowed
         same = sum(pair in in_training for pair in scored_pairs[key])
         if text := overlap_message(same, len(scored)):
             yield f"{key}: {text}", data.allow_overlap
@@ -96,36 +106,31 @@ def _size(row: TextRow) -> int:
     return len(row[1]) + len(row[2])
 
 
-def _in_one_text(
+def mix_ups_of(
     data: DataConfig, languages: tuple[str, str], sources: list[str], targets: list[str]
-) -> Iterator[tuple[str, bool]]:
-    """Yield a message for each mix-up within a text, and whether the config allows it."""
-    fraction = swapped_fraction(sources, targets, *languages)
-    if text := swap_message(languages, fraction):
-        yield text, data.allow_swapped or fraction <= MOST_SWAPPED
-    for text in repetition_messages(sources, targets):
-        yield text, True
-    for text in quote_messages(sources, targets):
-        yield text, True
-
-
-def swap_message(languages: tuple[str, str], fraction: float) -> str:
-    """Return a message if a fraction of the pairs has swapped sides, an empty text for 0."""
+) -> Iterator[MixUp]:
+    """Yield the mix-ups within a text."""
     src, tgt = languages
+    fraction = swapped_fraction(sources, targets, src, tgt)
     if fraction > MOST_SWAPPED:
-        return (
+        text = (
             f"most sources look like the target language ({tgt}), most targets like the source "
             f"({src}); exchange src and tgt, or set data.allow_swapped: true if this is intended"
         )
-    if fraction:
-        return (
+        yield MixUp("turned", text, data.allow_swapped)
+    elif fraction:
+        text = (
             f"source and target seem to be swapped in about {fraction:.0%} of the pairs: the "
             f"source looks like {tgt}, the target like {src}; mtrain check lists such pairs"
         )
-    return ""
+        yield MixUp("swapped", text, True)
+    for text in _repetitions(sources, targets):
+        yield MixUp("repeated", text, True)
+    for text in _quoted_sides(sources, targets):
+        yield MixUp("quoted", text, True)
 
 
-def repetition_messages(sources: Iterable[str], targets: Iterable[str]) -> Iterator[str]:
+def _repetitions(sources: list[str], targets: list[str]) -> Iterator[str]:
     """Yield a message if the same text of a side occurs with many different texts of the other, for
     instance the error message of a program that failed to translate.
     """
@@ -137,7 +142,7 @@ def repetition_messages(sources: Iterable[str], targets: Iterable[str]) -> Itera
                 yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
 
 
-def quote_messages(sources: list[str], targets: list[str]) -> Iterator[str]:
+def _quoted_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
     """Yield a message if nearly all texts of a side are in double quotes, as in an exported table
     whose cells are quoted.
     """
