@@ -89,9 +89,10 @@ def _saving(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        is_limited = getrlimit(RLIMIT_FSIZE)[0] != RLIM_INFINITY  # a SafetensorError has no errno
-        room = "raise the limit on the size of files (ulimit -f) or make room," * is_limited
-        advice = ADVICE.get(getattr(error, "errno", 0), room or "make room")
+        room = "make room"
+        if getrlimit(RLIMIT_FSIZE)[0] != RLIM_INFINITY:  # a SafetensorError has no errno
+            room = "raise the limit on the size of files (ulimit -f) or make room,"
+        advice = ADVICE.get(getattr(error, "errno", 0), room)
         raise UserError(
             f"{path}: cannot save the checkpoint: {reason}; {advice} and run the same command again"
         ) from None
