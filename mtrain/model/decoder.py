@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from mtrain.model.transformer import DecoderLayer, Transformer
-
-# Length to pad to: torch computes the softmax of shorter rows value by value, ten times slower.
-VECTOR = 16
+from mtrain.model.encoder import VECTOR, Encoder, InferenceLayer, norm_function
+from mtrain.model.transformer import DecoderLayer, Parts, Transformer
 
 KeysValuesBias = tuple[Tensor, Tensor, Tensor]  # as `attend_step` takes them
 
@@ -78,14 +76,24 @@ class DecoderState:
         """Yield for each layer a view of the cache to write the newest keys and values to, (2, B,
         H, W, K), the cache up to them, and the keys and values of the source.
         """
-        B, H, W = *self.past.shape[2:4], self.buffers.W
-        bias = self.buffers.zero_bias
-        if self.lineage is not None:  # the same for all heads
-            bias = self.lineage.view(B, 1, W, -1)
-            bias = bias[0] if B == 1 else bias.expand(-1, H, -1, -1).flatten(0, 1)
-        newest = self.past[:, :, :, :, self.time - 1, :W].unbind(0)
-        past = _split_layers(self.past[:, :, :, :, : self.time].flatten(4, 5), bias)
+        positions = max(self.time, math.ceil(VECTOR / self.past.shape[5]))
+        newest = self.past[:, :, :, :, self.time - 1, : self.buffers.W].unbind(0)
+        cache = self.past[:, :, :, :, :positions].flatten(4, 5)
+        past = _split_layers(cache, self._bias(positions))
         return zip(newest, past, self.buffers.sources, strict=True)
+
+    def _bias(self, positions: int) -> Tensor:
+        """Return the bias for the first `positions` positions of the cache, of which the last may
+        not be written yet: (1 or B * H, 1 or W, positions * W').
+        """
+        missing = positions - self.time
+        if self.lineage is None:
+            return self.buffers.first_biases[self.time - 1] if missing else self.buffers.zero_bias
+        (B, H), lineage = self.past.shape[2:4], self.lineage
+        if missing:
+            lineage = F.pad(lineage, (0, missing * self.past.shape[5]), value=float("-inf"))
+        bias = lineage.view(B, 1, self.buffers.W, -1)  # the same for all heads
+        return bias[0] if B == 1 else bias.expand(-1, H, -1, -1).flatten(0, 1)
 
 
 class StepBuffers:
@@ -101,6 +109,8 @@ class StepBuffers:
         self.W, self.source, self.src_bias = W, source, src_bias
         self.sources = list(_split_layers(source, src_bias.flatten(0, 1)))
         self.zero_bias = src_bias.new_zeros(1, 1, 1)
+        causal = src_bias.new_full((VECTOR, VECTOR), float("-inf")).triu_(1)
+        self.first_biases = causal[:, None, None].unbind(0)  # of each of the first positions
         one_sentence = src_bias.new_full((W, slots), float("-inf")).fill_diagonal_(0.0)
         self.slot_bias = one_sentence.repeat(B, 1)
         self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)  # query, key and value
@@ -138,11 +148,13 @@ def _keep_sentences(cache: Tensor, sentences: Tensor) -> Tensor:
 
 
 def _enlarged(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
-    """Return a copy of the cache with more positions or slots. Slots without a hypothesis are 0,
-    because uninitialised memory may hold NaN, which a weight of 0 does not hide.
+    """Return a copy of the cache with more positions or slots. Slots without a hypothesis are 0, as
+    is what a step may read before it is written: memory may hold NaN, which a weight of 0 does not
+    hide.
     """
     larger = past.new_empty(*past.shape[:4], positions, slots, past.shape[6])
     larger[..., :time, :, :] = F.pad(past[..., :time, :, :], (0, 0, 0, slots - past.shape[5]))
+    larger[..., time : math.ceil(VECTOR / slots), :, :] = 0.0
     return larger
 
 
@@ -153,30 +165,33 @@ def _split_layers(heads: Tensor, bias: Tensor) -> Iterator[KeysValuesBias]:
 
 
 class Decoder:
-    """The step function of a model. Build it when the weights are final, because it copies some."""
+    """Encodes sources and extends hypotheses. It copies weights: build it when they are final."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.scale = model.shape.d_model**0.5
         self.embedding = model.tgt_embedding.weight
-        self.layers = [_Layer(layer, model) for layer in model.decoder_layers]
-        self.norm = _norm(model.decoder_norm)
+        self.encode = Encoder(model)
+        self.layers = [_Layer(layer, model.parts) for layer in model.decoder_layers]
+        self.norm = norm_function(model.decoder_norm)
         self.project = model.parts.product(model.output.weight.to(model.dtype), None)
+        cross, D = [layer.cross_attention for layer in model.decoder_layers], model.shape.d_model
+        # keys and values of all layers in one product
+        self.project_source = model.parts.product(
+            torch.cat([attention.project_in.weight[D:] for attention in cross]),
+            torch.cat([attention.project_in.bias[D:] for attention in cross]),
+        )
 
     def begin(self, src: Tensor) -> DecoderState:
         """Encode sources and project their keys and values once: (B, S) -> state of B empty
         hypotheses.
         """
-        memory, src_mask = self.model.encode(src)
-        attentions = [layer.cross_attention for layer in self.model.decoder_layers]
-        layers, (B, S, D), H = len(attentions), memory.shape, self.model.shape.num_heads
-        padded_S = max(S, VECTOR)
-        sizes = layers, 2, B, H, padded_S, D // H
-        source = memory.new_zeros(sizes, dtype=self.model.attention_dtype)
-        for key_value, attention in zip(source[..., :S, :], attentions, strict=True):
-            key_value[0], key_value[1] = attention.heads(attention.project(memory, 1, 3))
-        bias = source.new_full((B, H, 1, padded_S), float("-inf"))
-        bias[..., :S].masked_fill_(src_mask, 0.0)
+        memory, bias = self.encode(src)
+        layers, (B, S), D = len(self.layers), src.shape, memory.shape[1]
+        H, P = bias.shape[1], bias.shape[3]
+        source = bias.new_zeros(layers, 2, B, H, P, D // H)
+        projected = self.project_source(memory).view(B, S, layers, 2, H, D // H)
+        source[..., :S, :].copy_(projected.permute(2, 3, 0, 4, 1, 5))
         past = source.new_empty(layers, 2, B, H, 0, 1, D // H)
         return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, memory.dtype))
 
@@ -233,22 +248,15 @@ def mean_log_probs(members: Sequence[Tensor]) -> Tensor:
     return torch.stack(tuple(members)).logsumexp(0) - math.log(len(members))
 
 
-class _Layer:
+class _Layer(InferenceLayer):
     """A decoder layer applied to the newest token of each hypothesis."""
 
-    def __init__(self, layer: DecoderLayer, model: Transformer) -> None:
-        attention, cross, feed = layer.self_attention, layer.cross_attention, layer.feed_forward
-        D, product = model.shape.d_model, model.parts.product
-        self.attend = model.parts.attend_step
-        norms = [_norm(norm) for norm in (layer.self_norm, layer.cross_norm, layer.feed_norm)]
-        no_norms = [_norm(nn.Identity())] * 3
-        self.before, self.after = (norms, no_norms) if layer.pre_norm else (no_norms, norms)
-        self.project = product(attention.project_in.weight, attention.project_in.bias)
-        self.join = product(attention.project_out.weight, attention.project_out.bias)
-        self.cross_query = product(cross.project_in.weight[:D], cross.project_in.bias[:D])
-        self.join_cross = product(cross.project_out.weight, cross.project_out.bias)
-        self.inner = product(feed.inner.weight, feed.inner.bias)
-        self.outer = product(feed.outer.weight, feed.outer.bias)
+    def __init__(self, layer: DecoderLayer, parts: Parts) -> None:
+        norms = layer.self_norm, layer.cross_norm, layer.feed_norm
+        super().__init__(layer, norms, parts)
+        cross, D = layer.cross_attention, layer.cross_norm.normalized_shape[0]
+        self.cross_query = parts.product(cross.project_in.weight[:D], cross.project_in.bias[:D])
+        self.join_cross = parts.product(cross.project_out.weight, cross.project_out.bias)
 
     def step(
         self,
@@ -266,14 +274,4 @@ class _Layer:
         self.cross_query(self.before[1](x), out=buffers.queries)
         self.attend(buffers.query(), *source, buffers.attended)
         x = self.after[1](self.join_cross(buffers.joined()).add_(x))
-        return self.after[2](self.outer(self.inner(self.before[2](x)).relu_()).add_(x))
-
-
-def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return a layer norm (the identity for any other module) as a function: calling a module takes
-    longer than the norm itself.
-    """
-    if not isinstance(module, nn.LayerNorm):
-        return lambda x: x
-    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
-    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+        return self.feed_forward(x)

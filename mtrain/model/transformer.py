@@ -319,9 +319,9 @@ class Transformer(nn.Module):
             return self.decode(tgt_in, memory, src_mask, tgt_kept)
         s, t = (numbers[:, None, :, None] for numbers in segments)  # (B, 1, S, 1), (B, 1, T, 1)
         src_mask, causal, cross = s == s.mT, (t == t.mT).tril(), t == s.mT
-        x = self._embed(src, self.src_embedding, self.src_positions, src_kept, src_mask.tril())
+        x = self.embed(src, self.src_embedding, self.src_positions, src_kept, src_mask.tril())
         memory = self.run_encoder(x, src_mask)
-        x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions, tgt_kept, causal)
+        x = self.embed(tgt_in, self.tgt_embedding, self.tgt_positions, tgt_kept, causal)
         return self.run_decoder(x, causal, memory, cross)
 
     def project(self, hidden: Tensor) -> Tensor:
@@ -331,7 +331,7 @@ class Transformer(nn.Module):
     def encode(self, src: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, S) -> memory (B, S, D) and src_mask (B, 1, 1, S), True at real tokens."""
         src_mask = (src != self.shape.pad_id)[:, None, None, :]
-        x = self._embed(src, self.src_embedding, self.src_positions, kept)
+        x = self.embed(src, self.src_embedding, self.src_positions, kept)
         return self.run_encoder(x, src_mask), src_mask
 
     def decode(
@@ -342,7 +342,7 @@ class Transformer(nn.Module):
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
-        x = self._embed(tgt_in, self.tgt_embedding, self.tgt_positions, kept)
+        x = self.embed(tgt_in, self.tgt_embedding, self.tgt_positions, kept)
         return self.run_decoder(x, causal, memory, src_mask)
 
     def run_encoder(self, x: Tensor, src_mask: Tensor) -> Tensor:
@@ -379,12 +379,12 @@ class Transformer(nn.Module):
                 module.watch = None
         return maps
 
-    def _embed(
+    def embed(
         self,
         ids: Tensor,
         embedding: nn.Embedding,
         learned: nn.Embedding | None,
-        kept: Tensor | None,
+        kept: Tensor | None = None,
         causal: Tensor | None = None,
     ) -> Tensor:
         """Embeddings times sqrt(D) plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) ->

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mtrain.model import cpu
 from mtrain.model.decoder import Decoder
+from mtrain.model.encoder import Encoder
 from mtrain.model.transformer import Transformer, set_compute_dtype
 
 
@@ -57,6 +58,42 @@ def test_steps_with_packed_matrices_and_in_bf16_are_near_the_full_forward(
     assert_close(stepwise(model, src, tgt_in), expected)
     set_compute_dtype(model, torch.bfloat16)
     assert_close(stepwise(model, src, tgt_in), expected, 0.2)
+
+
+@KINDS
+@torch.no_grad()
+def test_steps_do_not_read_memory_before_they_write_it(
+    kind: type[Transformer],
+) -> None:
+    """Deterministic algorithms fill new tensors with NaN, which no weight of 0 hides."""
+    model = random_model(kind=kind)
+    src, tgt_in = random_ids(2, 5), random_ids(2, 20, seed=2)
+    expected = model(src, tgt_in).log_softmax(-1)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        found = stepwise(model, src, tgt_in)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_close(found, expected)
+
+
+@KINDS
+@VARIANTS
+@torch.no_grad()
+def test_sources_of_any_length_are_encoded_as_in_the_full_forward(
+    norm: str, positions: str, tie: str, kind: type[Transformer]
+) -> None:
+    model = random_model(norm=norm, positions=positions, tie_embeddings=tie, kind=kind)
+    encoder = Encoder(model)
+    for B, S in ((1, 1), (3, 6), (2, 16), (2, 30)):
+        src = random_ids(B, S)
+        src[0, S // 2 + 1 :] = model.shape.pad_id
+        memory, bias = encoder(src)
+        real = src != model.shape.pad_id
+        assert_close(memory.view(B, S, -1)[real], model.encode(src)[0][real])
+        assert bias.shape == (B, model.shape.num_heads, 1, max(S, 16))
+        assert (bias.isfinite().sum((2, 3)) == real.sum(1, keepdim=True)).all()
 
 
 @torch.no_grad()

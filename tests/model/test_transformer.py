@@ -209,7 +209,7 @@ def test_learned_positions_are_scaled_as_embeddings_are() -> None:
     assert model.tgt_positions is not None
     ids = random_ids(2, 5)
     expected = (model.tgt_embedding.weight[ids] + model.tgt_positions.weight[:5]) * D**0.5
-    assert_close(model._embed(ids, model.tgt_embedding, model.tgt_positions, None), expected)
+    assert_close(model.embed(ids, model.tgt_embedding, model.tgt_positions), expected)
 
 
 def test_learned_positions_end_with_an_error() -> None:

@@ -486,7 +486,7 @@ def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) 
     assert right >= 0.95 * len(unseen)
 
 
-@pytest.mark.parametrize("method", ["encode", "hidden"])
+@pytest.mark.parametrize("method", ["embed", "hidden"])
 def test_out_of_memory_errors_say_what_to_lower(
     translator: Translator, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -496,7 +496,7 @@ def test_out_of_memory_errors_say_what_to_lower(
     monkeypatch.setattr(translator.loaded.model, method, fail)
     lines = ["bavo", "celu"]
     use = {
-        "encode": translator.best,
+        "embed": translator.best,
         "hidden": lambda lines: Scorer(translator.loaded).score(lines, lines),
     }
     with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens"):

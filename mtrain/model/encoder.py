@@ -1,0 +1,95 @@
+"""The encoder as translation runs it, and what its layers share with those of `model.decoder`.
+
+For a single line, calling torch takes as long as the arithmetic. So modules become functions, and
+matrices have the layout that is multiplied fastest.
+
+Shapes: `B` sentences, `S` source length, `P` the same with padding, `R` rows (B x S), `D` d_model,
+`H` heads, `K` head width.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, Parts, Transformer
+
+# Length to pad keys and values to: torch computes softmax and products of shorter ones value by
+# value, up to ten times slower.
+VECTOR = 16
+
+
+class Encoder:
+    """Encodes sources. It copies weights: build it when they are final."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.layers = [_Layer(layer, model.parts) for layer in model.encoder_layers]
+        self.norm = norm_function(model.encoder_norm)
+
+    def __call__(self, src: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the memory (B * S, D), and a bias (B, H, 1, P), which is 0 at real tokens and
+        minus infinity elsewhere: (B, S) -> these.
+        """
+        model, (B, S), H = self.model, src.shape, self.model.shape.num_heads
+        x = model.embed(src, model.src_embedding, model.src_positions).flatten(0, 1)
+        P, K = max(S, VECTOR), x.shape[1] // H
+        bias = x.new_full((B, H, 1, P), float("-inf"), dtype=model.attention_dtype)
+        bias[..., :S].masked_fill_((src != model.shape.pad_id)[:, None, None], 0.0)
+        heads = bias.new_zeros(3, B, H, P, K)
+        for layer in self.layers:
+            x = layer.run(x, heads, bias)
+        return self.norm(x), bias
+
+
+class InferenceLayer:
+    """What layers of both kinds share: norms before or after each sublayer, and feed-forward."""
+
+    def __init__(
+        self, layer: EncoderLayer | DecoderLayer, norms: Sequence[nn.LayerNorm], parts: Parts
+    ):
+        functions = [norm_function(norm) for norm in norms]
+        no_norms = [norm_function(nn.Identity()) for _ in norms]
+        self.before, self.after = (functions, no_norms) if layer.pre_norm else (no_norms, functions)
+        self.attend = parts.attend_step
+        attention, feed = layer.self_attention, layer.feed_forward
+        self.project = parts.product(attention.project_in.weight, attention.project_in.bias)
+        self.join = parts.product(attention.project_out.weight, attention.project_out.bias)
+        self.inner = parts.product(feed.inner.weight, feed.inner.bias)
+        self.outer = parts.product(feed.outer.weight, feed.outer.bias)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Apply the last sublayer: (rows, D) -> (rows, D)."""
+        inner = self.inner(self.before[-1](x)).relu_()
+        return self.after[-1](self.outer(inner).add_(x))
+
+
+class _Layer(InferenceLayer):
+    """An encoder layer without gradients."""
+
+    def __init__(self, layer: EncoderLayer, parts: Parts) -> None:
+        super().__init__(layer, (layer.self_norm, layer.feed_norm), parts)
+
+    def run(self, x: Tensor, heads: Tensor, bias: Tensor) -> Tensor:
+        """Apply `EncoderLayer`, given a buffer `heads` (3, B, H, P, K) for queries, keys and
+        values: (R, D) -> (R, D).
+        """
+        _, B, H, _, K = heads.shape
+        S = len(x) // B
+        projected = self.project(self.before[0](x)).view(B, S, 3, H, K)
+        heads[..., :S, :].copy_(projected.permute(2, 0, 3, 1, 4))
+        query, key, value = heads.flatten(1, 2).unbind(0)
+        attended = query.new_empty(B * H, S, K)
+        self.attend(query[:, :S], key.mT, value, bias.flatten(0, 1), attended)
+        joined = x.new_empty(B, S, H, K).copy_(attended.view(B, H, S, K).transpose(1, 2))
+        return self.feed_forward(self.after[0](self.join(joined.view(x.shape)).add_(x)))
+
+
+def norm_function(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a layer norm (the identity for any other module) as a function: calling a module takes
+    longer than the norm itself.
+    """
+    if not isinstance(module, nn.LayerNorm):
+        return lambda x: x
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
