@@ -152,7 +152,8 @@ class _Consistency(FusedLoss):
         smoothing: float,
         alpha: float,
     ) -> tuple[Tensor, ...]:
-        rows = chunk_rows(2 * len(view1), len(weight), weight.device.type)
+        # a row of a chunk has the logits of both views
+        rows = chunk_rows(len(view1), 2 * len(weight), weight.device.type)
         matrix = weight.to(view1.dtype)
         sum_dtype = torch.promote_types(view1.dtype, torch.float32)
         sums = torch.zeros(3, dtype=sum_dtype, device=view1.device)
@@ -218,8 +219,8 @@ def _log_probs(logits: Tensor, dtype: torch.dtype) -> Tensor:
     return logits.sub_(logits.exp().sum(-1, keepdim=True).log_())
 
 
-def chunk_rows(count: int, vocab_size: int, device: str) -> int:
-    """Return the rows of each chunk of `count` rows of logits; the last chunk is padded."""
-    max_rows = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // vocab_size)
+def chunk_rows(count: int, width: int, device: str) -> int:
+    """Return the rows of each chunk of `count` rows of `width` logits; the last chunk is padded."""
+    max_rows = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // width)
     chunks = max(1, math.ceil(count / max_rows))
     return ROW_MULTIPLE * max(1, math.ceil(count / chunks / ROW_MULTIPLE))

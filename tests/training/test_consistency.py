@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -57,6 +59,23 @@ def test_the_loss_and_its_gradients_are_the_formula_s(
     found_grads = torch.autograd.grad(found.loss_sum * 0.37, leaves)
     expected_grads = torch.autograd.grad(expected[0] * 0.37, leaves)
     torch.testing.assert_close(found_grads, expected_grads)
+
+
+@pytest.mark.parametrize("count", [100, 700, 5000])
+def test_chunks_have_little_padding(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    chunks, compute = [], loss._chunk
+
+    def record(states: list[Tensor], *others: Any) -> Any:
+        chunks.append(len(states[0]))
+        return compute(states, *others)
+
+    monkeypatch.setattr(loss, "_chunk", record)
+    monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": 1000 * V})
+    views = (torch.zeros(count, D), torch.zeros(count, D))
+    targets = torch.zeros(count, dtype=torch.int64)
+    consistency_loss(views, torch.zeros(V, D), targets, 0.1, 1.0)
+    assert count <= sum(chunks) < count + loss.ROW_MULTIPLE * len(chunks)
+    assert max(chunks) <= 512
 
 
 @pytest.mark.parametrize("scale", [1.0, 30.0])
