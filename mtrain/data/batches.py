@@ -163,6 +163,12 @@ def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
     return _cut(order, longest[order], max_tokens)
 
 
+def batch_by_length(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Cut rows as `batch_by_tokens` does, by a single length (rows,) of each; shortest first."""
+    order = np.argsort(lengths, kind="stable")
+    return _cut(order, lengths[order], max_tokens)
+
+
 def pack_by_tokens(
     lengths: NDArray[np.int64], max_tokens: int, width: int
 ) -> list[NDArray[np.int64]]:

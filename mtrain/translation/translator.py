@@ -23,7 +23,7 @@ from pydantic import TypeAdapter
 
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.corpus.lines import is_blank
-from mtrain.data.batches import batch_by_tokens, pad
+from mtrain.data.batches import batch_by_length, pad
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError
@@ -257,7 +257,7 @@ class Translator:
         lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
         width = self.samples if self.decode.sample else self.decode.beam_size
         budget = max(1, self.decode.batch_tokens // width)
-        split = partial(batch_by_tokens, np.stack((lengths, lengths), 1))
+        split = partial(batch_by_length, lengths)
         batches, total = split(budget), int(lengths.sum())
         # with `threads` given, batches must not depend on the machine
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size

@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,14 @@ def test_a_wide_beam_for_a_short_line_is_cut_into_batches(
 ) -> None:
     wide = with_decode(translator, beam_size=1000)
     assert [len(batch) for batch in wide._batches([np.zeros(1, np.int64)])] == [1]
+
+
+def test_the_longest_lines_are_translated_first(translator: Translator) -> None:
+    lengths = np.random.default_rng(1).integers(1, 60, 500)
+    batches = with_decode(translator, batch_tokens=800)._batches([np.zeros(n) for n in lengths])
+    assert len(batches) > 20
+    in_turn = [lengths[batch] for batch in batches]
+    assert all(a.min() >= b.max() for a, b in pairwise(in_turn))
 
 
 @pytest.mark.parametrize("lines", [140, 200, 300])
