@@ -49,7 +49,6 @@ class Rules:
         forced = self._forced(sentences, time)
         if forced:
             positions, tokens = list(forced), list(forced.values())
-            log_probs = log_probs.clone()
             forced_values = log_probs[positions, :, tokens]
         if self.banned:
             log_probs.index_fill_(2, self._banned.to(log_probs.device), float("-inf"))
