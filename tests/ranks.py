@@ -94,11 +94,11 @@ def train_by(
 
 def at_step(step: int, deed: Hook) -> None:
     """Call `deed` in the middle of a step."""
-    learn = Trainer._learn
+    sum_gradients = Trainer._sum_own_gradients
 
     def struck(self: Trainer, *arguments: Any) -> None:
         if self.progress.step + 1 == step:
             deed()
-        learn(self, *arguments)
+        sum_gradients(self, *arguments)
 
-    Trainer._learn = struck  # type: ignore[method-assign]
+    Trainer._sum_own_gradients = struck  # type: ignore[method-assign]

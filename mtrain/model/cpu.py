@@ -92,7 +92,7 @@ class RowAttention(Attention):
 
     def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """Attend from x to `memory`, or to x itself if that is None: (R, D), (M, D) -> (R, D)."""
-        if self.watch is not None:  # only the plain attention records its weights
+        if self.recorded is not None:  # only the plain attention records its weights
             B, _, T, S = bias.shape
             keys = None if memory is None else _as_batch(memory, B, S)
             return _as_rows(super().forward(_as_batch(x, B, T), keys, bias == 0))

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Values for the tokens of src (B, S) and of tgt_in (B, T).
-Sides = tuple[Tensor, Tensor]
+# A value for each token of src (B, S), and for each of tgt_in (B, T).
+PerToken = tuple[Tensor, Tensor]
 # Names of the weights (V, D); tied matrices are listed under the first of their names only.
 VOCABULARY_MATRICES = ("tgt_embedding.weight", "src_embedding.weight", "output.weight")
 
@@ -74,7 +74,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2). Unless `watch` is None, weights are appended to it."""
+    """Multi-head attention (section 3.2.2). Unless `recorded` is None, weights are added to it."""
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Attention(nn.Module):
         # W^Q, W^K and W^V of all heads, stacked in rows: one product for self-attention
         self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
         self.project_out = nn.Linear(shape.d_model, shape.d_model)  # W^O
-        self.watch: list[Tensor] | None = None
+        self.recorded: list[Tensor] | None = None
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
         """Attend from x to `memory` (None: to x itself): (B, T, D), (B, S, D) -> (B, T, D). `mask`,
@@ -92,8 +92,8 @@ class Attention(nn.Module):
             q, k, v = self.heads(self.project(x, 0, 3))
         else:
             (q,), (k, v) = self.heads(self.project(x, 0, 1)), self.heads(self.project(memory, 1, 3))
-        if self.watch is not None:
-            self.watch.append(attention_weights(q, k, mask))
+        if self.recorded is not None:
+            self.recorded.append(attention_weights(q, k, mask))
         heads = attend(q, k, v, mask, self.rate if self.training else 0.0)
         out: Tensor = self.project_out(heads.transpose(1, 2).flatten(2))
         return out
@@ -283,9 +283,7 @@ class Transformer(nn.Module):
 
     @property
     def hidden_matrices(self) -> dict[str, int]:
-        """Names of the layers' matrices, each with the number of matrices stacked in it: 3 for W^Q,
-        W^K and W^V.
-        """
+        """Names of the layers' matrices, and the number stacked in each: 3 for W^Q, W^K and W^V."""
         return {
             name: 3 if name.endswith("project_in.weight") else 1
             for name, parameter in self.named_parameters()
@@ -307,7 +305,11 @@ class Transformer(nn.Module):
         return self.project(self.hidden(src, tgt_in))
 
     def hidden(
-        self, src: Tensor, tgt_in: Tensor, kept: Sides | None = None, segments: Sides | None = None
+        self,
+        src: Tensor,
+        tgt_in: Tensor,
+        kept: PerToken | None = None,
+        segments: PerToken | None = None,
     ) -> Tensor:
         """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D). Token embeddings
         are multiplied by `kept`, 0 or 1. Tokens with the same number in `segments` are a sentence,
@@ -371,12 +373,12 @@ class Transformer(nn.Module):
         maps: dict[str, list[Tensor]] = {name: [] for name in groups}
         for name, modules in groups.items():
             for module in modules:
-                module.watch = maps[name]
+                module.recorded = maps[name]
         try:
             self.hidden(src, tgt_in)
         finally:
             for module in chain(*groups.values()):
-                module.watch = None
+                module.recorded = None
         return maps
 
     def embed(

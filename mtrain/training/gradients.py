@@ -1,11 +1,11 @@
 """The gradient of a step: a binary tree over its micro-batches, and over the pieces of each.
 
-1. Blocks          give each rank a subtree: a block of micro-batches
-2. pieces_of       cut a micro-batch into pieces of rows, by its size alone
-3. Workers         compute the pieces in threads, on a CPU
-   InOrder         computes whole micro-batches one after the other, on a GPU
-4. Tree            adds the sums pairwise by their index, whichever thread computed them
-5. sum_over_ranks  adds the blocks pairwise, up to the root of the same tree
+1. Blocks               give each rank a subtree: a block of micro-batches
+2. pieces_of            cuts a micro-batch into pieces of rows, by its size alone
+3. ThreadedGradients    computes the pieces in threads, on a CPU
+   SequentialGradients  computes whole micro-batches one after the other, on a GPU
+4. SumTree              adds the sums pairwise by their index, whichever thread computed them
+5. sum_over_ranks       adds the blocks pairwise, up to the root of the same tree
 
 So the bits of a step depend neither on the number of threads nor on the number of ranks.
 """
@@ -62,7 +62,7 @@ TakeSums = Callable[[Sums], object]
 Piece = tuple[Batch, int, TakeSums]  # with its seed, and the function that adds up its sums
 
 
-class Tree:
+class SumTree:
     """Adds the sums of `size` parts pairwise by their index, in whatever order they arrive.
 
     Five parts are added as ((0 + 1) + (2 + 3)) + 4: a part without a partner moves up a level
@@ -173,7 +173,7 @@ def max_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
     return min(waiting + threads, micro_batches * pieces)
 
 
-class InOrder:
+class SequentialGradients:
     """Computes the micro-batches of a step one after the other, each into the same sums, `latest`,
     as recorded CUDA graphs need, and adds them up.
     """
@@ -184,7 +184,7 @@ class InOrder:
         sums = [*(Sums(total.grads, len(total.losses)) for _ in range(waiting)), total]
         self.compute, self.latest, self.stored = compute, sums[0], sums[1:] or sums
 
-    def learn(self, batches: Iterable[Seeded], count: int) -> None:
+    def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches."""
         free = [*self.stored]  # the total is taken first, as the leftmost part
 
@@ -199,14 +199,14 @@ class InOrder:
                 sums.buffer.copy_(self.latest.buffer)
             return sums
 
-        tree = Tree(count, release, keep, keep)
+        tree = SumTree(count, release, keep, keep)
         for index, (batch, seed) in enumerate(batches):
             self.compute(batch, seed(0), self.latest)
             tree.add(index, self.latest)
 
 
-class Workers:
-    """Threads that compute the pieces of a step, one thread for each `Compute`."""
+class ThreadedGradients:
+    """Computes the pieces of a step in threads, one for each `Compute`, and adds them up."""
 
     def __init__(
         self, computes: Sequence[Compute], total: Sums, num_sums: int, pool: ThreadPoolExecutor
@@ -216,7 +216,7 @@ class Workers:
         self.sums = [total, *(Sums(total.grads, len(total.losses)) for _ in range(num_sums - 1))]
         self.lock = Lock()
 
-    def learn(self, batches: Iterable[Seeded], count: int) -> None:
+    def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
         once all threads have stopped.
         """
@@ -234,10 +234,10 @@ class Workers:
 
     def _pieces(self, batches: Iterable[Seeded], count: int) -> Iterator[Piece]:
         """Yield the pieces in order; the tree of a micro-batch delivers to that of the step."""
-        step_tree = Tree(count, self.free.put, lambda sums: None)
+        step_tree = SumTree(count, self.free.put, lambda sums: None)
         for number, (batch, seed) in enumerate(batches):
             pieces = pieces_of(batch)
-            tree = Tree(len(pieces), self.free.put, partial(step_tree.add, number))
+            tree = SumTree(len(pieces), self.free.put, partial(step_tree.add, number))
             for index, piece in enumerate(pieces):
                 yield piece, seed(index), partial(tree.add, index)
 

@@ -1,8 +1,8 @@
 """A model in training: micro-batches in, gradients out, the fastest way for each device.
 
-CPU   threads compute pieces of micro-batches without padding (`Workers`)
-GPU   whole micro-batches are computed one after the other (`InOrder`), on CUDA by graphs, which
-      mask padding (`CudaGraphs`), unless the model is compiled
+CPU   threads compute pieces of micro-batches without padding (`ThreadedGradients`)
+GPU   whole micro-batches are computed one after the other (`SequentialGradients`), on CUDA by
+      graphs, which mask padding (`CudaGraphs`), unless the model is compiled
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
-from mtrain.model.transformer import Dropout, Sides, Transformer, set_compute_dtype
+from mtrain.model.transformer import Dropout, PerToken, Transformer, set_compute_dtype
 from mtrain.runtime.device import compute_dtype, seed_device, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
@@ -27,10 +27,10 @@ from mtrain.training.gradients import (
     Blocks,
     Compute,
     Grads,
-    InOrder,
     Seeded,
+    SequentialGradients,
     Sums,
-    Workers,
+    ThreadedGradients,
     max_pieces,
     max_sums,
 )
@@ -89,8 +89,8 @@ def threads_of(config: Config, ranks: Ranks) -> int:
 
 
 class Learner:
-    """A new model, its optimizer and its moving average on the device of a rank. `learn` sums the
-    gradients and losses of this rank's micro-batches of a step into the optimizer's sums.
+    """A new model, its optimizer and its moving average on the device of a rank. `sum_gradients`
+    puts the gradients and losses of this rank's micro-batches of a step into the optimizer's sums.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Learner:
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.compiled_hidden: Callable[..., Tensor] | None = None  # of `model`, on any device
         self.graphs: CudaGraphs | None = None  # on CUDA, unless the model is compiled
-        self.engine: Workers | InOrder = (
-            InOrder(self._compute_micro_batch, self.optimizer.sums, blocks.largest)
+        self.gradients: ThreadedGradients | SequentialGradients = (
+            SequentialGradients(self._compute_micro_batch, self.optimizer.sums, blocks.largest)
             if pool is None
-            else self._workers(pool)
+            else self._threaded_gradients(pool)
         )
 
     def _thread_pool(self) -> ThreadPoolExecutor:
@@ -132,8 +132,8 @@ class Learner:
             machine.workers, "piece", torch.set_num_threads, (machine.openmp,)
         )
 
-    def _workers(self, pool: ThreadPoolExecutor) -> Workers:
-        """Return the workers that compute pieces on a CPU, each with a generator of its own unless
+    def _threaded_gradients(self, pool: ThreadPoolExecutor) -> ThreadedGradients:
+        """Return the threads that compute pieces on a CPU, each with a generator of its own unless
         the model is compiled.
         """
         computes: list[Compute] = []
@@ -145,15 +145,15 @@ class Learner:
             computes.append(partial(self._compute_piece, model, generator))
         max_tokens, workers = self.config.train.max_tokens, self.machine.workers
         num_sums = max_sums(self.blocks.largest, max_tokens, workers)
-        return Workers(computes, self.optimizer.sums, num_sums, pool)
+        return ThreadedGradients(computes, self.optimizer.sums, num_sums, pool)
 
-    def learn(self, batches: Iterable[Seeded], count: int) -> None:
+    def sum_gradients(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the optimizer's sums by those over `count` micro-batches."""
-        self.engine.learn(batches, count)
+        self.gradients.sum_up(batches, count)
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """The weights to validate and publish: the latest, or their moving average."""
+        """The weights to validate and save: the latest, or their moving average."""
         return self.optimizer.weights if self.average is None else self.average.values
 
     def warm_up(self) -> None:
@@ -161,8 +161,8 @@ class Learner:
         if self.machine.compile:
             self._compile()
         elif self.device.type == "cuda":
-            assert isinstance(self.engine, InOrder)
-            work = partial(self._put_padded, self.engine.latest)
+            assert isinstance(self.gradients, SequentialGradients)
+            work = partial(self._put_padded, self.gradients.latest)
             self.graphs = CudaGraphs(work, self.device, self.ids, self.config.data.max_length)
             self.graphs.warm_up()
 
@@ -233,7 +233,7 @@ class Learner:
         states = compute(src, tgt_in, masks, self._segments(src, tgt_in))
         return states.flatten(0, 1).chunk(2)
 
-    def _segments(self, src: Tensor, tgt_in: Tensor) -> Sides | None:
+    def _segments(self, src: Tensor, tgt_in: Tensor) -> PerToken | None:
         """Return the index of each token's sentence in its packed row, found by eos and bos, which
         no text contains; None without packing.
         """

@@ -135,12 +135,12 @@ class MovingAverage:
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
 
 
-def grouped(weights: Weights, most: float) -> list[Weights]:
-    """Divide weights into groups of up to `most` values; a larger weight is a group alone."""
+def grouped(weights: Weights, max_values: float) -> list[Weights]:
+    """Divide weights into groups of up to `max_values` values; a larger weight is a group alone."""
     groups: list[Weights] = []
     size = 0
     for name, weight in weights.items():
-        if not groups or size + weight.numel() > most:
+        if not groups or size + weight.numel() > max_values:
             groups.append({})
             size = 0
         groups[-1][name] = weight
@@ -191,22 +191,22 @@ class Optimizer:
         }
         self.sums = Sums(list(self.weights.values()), num_losses)
         self.losses, self.grads = self.sums.losses, self.sums.grads
-        most = GROUP_VALUES if self.losses.device.type == "cpu" else math.inf
+        max_values = GROUP_VALUES if self.losses.device.type == "cpu" else math.inf
         copied = {name: w for name, w in self.weights.items() if w.dtype != named[name].dtype}
         self._copies: list[list[tuple[Tensor, Tensor]]] = [
             [(named[name], master) for name, master in group.items()]
-            for group in grouped(copied, most)
+            for group in grouped(copied, max_values)
         ]
         grads = dict(zip(self.weights, self.grads, strict=True))
         rest = {name: weight for name, weight in self.weights.items() if name not in muon}
         self.rules: list[Adam | Muon] = [
             Adam(group, [grads[name] for name in group], betas, eps)
-            for group in grouped(rest, most)
+            for group in grouped(rest, max_values)
         ]
         # sorted by shape: Muon updates matrices of the same shape in a group together
         matrices = {name: self.weights[name] for name in self.weights if name in muon}
         by_shape = sorted(matrices, key=lambda n: (len(matrices[n]) // muon[n], *matrices[n].shape))
-        for group in grouped({name: matrices[name] for name in by_shape}, most):
+        for group in grouped({name: matrices[name] for name in by_shape}, max_values):
             self.rules.append(Muon(group, grads, muon, named[by_shape[0]].dtype))
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:
@@ -221,10 +221,10 @@ class Optimizer:
             scale = scale * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         found_inf = (~norm.isfinite()).float()
         self.run_in_pool(lambda rule: rule.step(rate, scale, found_inf), self.rules)
-        self.publish()
+        self.copy_to_model()
         return norm
 
-    def publish(self) -> None:
+    def copy_to_model(self) -> None:
         """Copy the masters into the model's parameters, where these are of another type."""
         self.run_in_pool(copy_all, self._copies)
 

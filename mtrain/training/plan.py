@@ -271,7 +271,7 @@ def _measure_step(
         batch = batch.part(0, min(rows, max_rows))
         copies = 1 if has_gpu else learner.machine.workers  # one for each thread
         seeded = [(batch, lambda piece: piece)] * copies  # the seeds do not matter
-        seconds = _seconds(learner, partial(learner.learn, seeded, copies))
+        seconds = _seconds(learner, partial(learner.sum_gradients, seeded, copies))
         seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
     # includes the memory of CUDA graphs

@@ -123,7 +123,7 @@ class Checkpoints:
         if loop is not None:
             tensors += self.optimizer.moments().values()
         self.ranks.broadcast(*tensors)
-        self.optimizer.publish()
+        self.optimizer.copy_to_model()
         if loop is None:
             return Progress(torch.zeros_like(self.optimizer.losses))
         sums = self.optimizer.losses.new_tensor(loop.sums)

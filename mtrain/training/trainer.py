@@ -1,9 +1,10 @@
 """The training loop.
 
-1. micro_batches  plan the micro-batches of a step, the same on every rank
-2. _learn         sum the gradients of this rank's micro-batches
-3. take_step      add the gradients of the other ranks, then update the weights
-4. _after_step    record, save, validate and stop if it is due
+1. micro_batches       plan the micro-batches of a step, the same on every rank
+2. _sum_own_gradients  sum the gradients of this rank's micro-batches
+3. _sum_gradients      add the gradients of the other ranks
+4. take_step           update the weights
+5. _after_step         record, save, validate and stop if it is due
 """
 
 import math
@@ -189,19 +190,19 @@ class Trainer:
         """
         failure = None
         try:
-            self._learn(planned, step)
+            self._sum_own_gradients(planned, step)
         except UserError as error:
             failure = error
         self.request = self.ranks.agree(self.stop.request, failure, num_tokens)
         sum_over_ranks(self.optimizer.sums.buffer, self.blocks, self.ranks, self.spare)
 
-    def _learn(self, planned: list[MicroBatch], step: int) -> None:
+    def _sum_own_gradients(self, planned: list[MicroBatch], step: int) -> None:
         """Sum the gradients of this rank's micro-batches of a step."""
         indices = self.blocks.of(self.ranks.rank)
         seeds = [partial(piece_seed, self.config.seed, step, index) for index in indices]
         batches = map(self.batches.read, planned[indices.start : indices.stop])
         with out_of_memory_as(partial(self._lack_of_memory, planned)):
-            self.learner.learn(zip(batches, seeds, strict=True), len(indices))
+            self.learner.sum_gradients(zip(batches, seeds, strict=True), len(indices))
 
     def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
         rows, tokens = max(len(batch.indices) for batch in planned), self.config.train.max_tokens

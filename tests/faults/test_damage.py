@@ -298,7 +298,8 @@ def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]])
 
 # Puts a number in a place before step 2.
 DEEDS = {
-    "weight": "o = self.optimizer; [*o.weights.values()][0].view(-1)[0] = {value}; o.publish()",
+    "weight": "o = self.optimizer; [*o.weights.values()][0].view(-1)[0] = {value}; "
+    "o.copy_to_model()",
     "gradient": "l = self.learner; was = l._gradients; l._gradients = "
     "lambda *a: (lambda g, n: ((*g[:-1], g[-1] + {value}), n))(*was(*a))",
     "batch": "l = self.learner; was = l._views; l._views = "

@@ -176,7 +176,7 @@ def test_out_of_memory(bench: Bench) -> None:
 
     def trial(deed: str) -> str:
         rig = bench.rig()
-        lacking = f"def learn(*_): {deed}\n        self.learner.learn = learn"
+        lacking = f"def fail(*_): {deed}\n        self.learner.sum_gradients = fail"
         done = bench.train(rig, prelude=strike(33, lacking))
         words = ("step 34", "out of memory", "train.max_tokens", "tokens")
         if trouble := done.fails(1, *words):

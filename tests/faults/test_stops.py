@@ -222,7 +222,7 @@ setattr(owner, name, asked)
 """
 PHASES = {
     "loading": ("prepare.readers, 'scan'", 2),
-    "a step": ("learner.Learner, 'learn'", 33),
+    "a step": ("learner.Learner, 'sum_gradients'", 33),
     "validation": ("validation.Validation, 'evaluate'", 2),
     "a save": ("checkpoint, 'save'", 4),
     "averaging": ("checkpoint, 'average'", 1),

@@ -74,9 +74,9 @@ def run_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return output and weights; to record the weights must not change the output."""
     plain = layer(x, memory, mask)
-    layer.watch = []
+    layer.recorded = []
     assert_close(layer(x, memory, mask), plain)
-    return plain, layer.watch[0]
+    return plain, layer.recorded[0]
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["causal", "padded source"])
@@ -316,7 +316,7 @@ def test_attention_maps_are_distributions_over_visible_positions(kind: type[Tran
         assert layer[1, :, :, :4].min() > 0
     for layer in maps["decoder"]:
         assert layer.triu(1).abs().max() == 0
-    assert not any(isinstance(m, Attention) and m.watch is not None for m in model.modules())
+    assert not any(isinstance(m, Attention) and m.recorded is not None for m in model.modules())
 
 
 # --- Dropout ---------------------------------------------------------------------------------

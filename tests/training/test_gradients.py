@@ -31,10 +31,10 @@ from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, job, learner
 from mtrain.training.gradients import (
     PIECE_TOKENS,
-    InOrder,
+    SequentialGradients,
     Sums,
-    Tree,
-    Workers,
+    SumTree,
+    ThreadedGradients,
     max_sums,
     pieces_of,
 )
@@ -110,7 +110,7 @@ def test_sums_are_those_of_the_tree_in_whatever_order_parts_come(
     values = torch.randn(size, 64, generator=draw)
     values *= 10.0 ** torch.randint(-4, 5, (size, 64), generator=draw)
     leaves, released, whole = [leaf(each) for each in values], list[Sums](), list[Sums]()
-    tree = Tree(size, released.append, whole.append)
+    tree = SumTree(size, released.append, whole.append)
     for number in order.sample(range(size), size):
         assert whole == []
         tree.add(number, leaves[number])
@@ -147,12 +147,12 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
 
     total = Sums([torch.zeros(8)], 2)
     number = max_sums(len(sizes), max(sizes) * PIECE_TOKENS, threads)
-    workers = Workers([compute] * threads, total, number, pool_of(threads))
+    workers = ThreadedGradients([compute] * threads, total, number, pool_of(threads))
     batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
     seeds = count()
     leaves = [[next(seeds) for _ in range(size)] for size in sizes]
     seeded = ((batch, own.__getitem__) for batch, own in zip(batches, leaves, strict=True))
-    workers.learn(seeded, len(sizes))
+    workers.sum_up(seeded, len(sizes))
     values = [
         [
             torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9)
@@ -180,14 +180,14 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     """One after another, as on a GPU, with few sums held and one that is filled anew."""
     values = torch.randn(max(1, largest - fewer), 3)
     total, sums = Sums([values[0]], 2), []
-    in_order = InOrder(
+    in_order = SequentialGradients(
         lambda batch, seed, latest: latest.put((values[seed],), torch.ones(2)), total, largest
     )
     batches = [(batch_of(1, 2), partial(add, number)) for number in range(len(values))]
     for _ in range(2):
-        in_order.learn(batches, len(values))
+        in_order.sum_up(batches, len(values))
         sums.append(total.buffer.clone())
-    tree = Tree(len(values), lambda _: None, lambda found: sums.append(found.buffer))
+    tree = SumTree(len(values), lambda _: None, lambda found: sums.append(found.buffer))
     for number, value in enumerate(values):
         tree.add(number, leaf(value))
     assert sums[0].equal(sums[2])
@@ -206,10 +206,10 @@ def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
         sums.put((torch.full((3,), float(seed)),), torch.ones(2))
 
     total = Sums([torch.zeros(3)], 2)
-    workers = Workers([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
+    workers = ThreadedGradients([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
     workers.sums = workers.sums[:4]  # fewer than the longest wait needs
     workers.sums += [Sums([torch.zeros(3)], 2) for _ in range(3)]
-    workers.learn([(batch_of(64 * 32, 32), int)], 1)
+    workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
     assert total.losses.tolist() == [64, 64]
     assert total.grads[0].tolist() == [64 * 63 / 2] * 3
 
@@ -230,11 +230,11 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
 
     seen: list[type[Exception]] = []
     total = Sums([torch.zeros(3)], 2)
-    workers = Workers([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
+    workers = ThreadedGradients([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
     with pytest.raises(error, match="there is none"):
-        workers.learn([(batch_of(64 * 32, 32), int)], 1)
+        workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
     assert len(computed) < 64
-    workers.learn([(batch_of(8 * 32, 32), int)], 1)
+    workers.sum_up([(batch_of(8 * 32, 32), int)], 1)
     assert total.losses.tolist() == [8, 8]
 
 
@@ -244,9 +244,9 @@ def test_what_cannot_be_read_ends_the_step() -> None:
         raise OSError("gone")
 
     compute = lambda piece, seed, sums: sums.put((torch.ones(3),), torch.ones(2))  # noqa: E731
-    workers = Workers([compute] * 2, Sums([torch.zeros(3)], 2), 3, pool_of(2))
+    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), 3, pool_of(2))
     with pytest.raises(OSError, match="gone"):
-        workers.learn(unreadable(), 2)
+        workers.sum_up(unreadable(), 2)
 
 
 # --- training ---------------------------------------------------------------------------------
@@ -316,8 +316,8 @@ def test_pieces_are_one_batch(
         plain = load_config(config, ["model.dropout=0.0", "train.threads=2"])
         run = RunDirectory(tmp_path / str(tokens))
         trainer = Trainer(Session(plain, prepare(plain, Stop()), run, Stop()))
-        trainer._learn(trainer.batches.plan(0, 0)[:3], 1)
-        assert len(trainer.learner.engine.sums) == {1024: 3, 16: 7, 1: 11}[tokens]
+        trainer._sum_own_gradients(trainer.batches.plan(0, 0)[:3], 1)
+        assert len(trainer.learner.gradients.sums) == {1024: 3, 16: 7, 1: 11}[tokens]
         found.append(trainer.optimizer.sums.buffer.clone())
     assert found[0].dtype == torch.float64
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
@@ -335,7 +335,7 @@ def test_each_piece_has_randomness_of_its_own(config: Path, tmp_path: Path) -> N
     sums = [Sums(trainer.optimizer.grads, 2) for _ in range(4)]
     state = torch.get_rng_state()
     for each, seed, compute in zip(
-        sums, (1, 1, 2, 1), [*trainer.learner.engine.computes] * 2, strict=True
+        sums, (1, 1, 2, 1), [*trainer.learner.gradients.computes] * 2, strict=True
     ):
         compute(pairs, seed, each)
     assert torch.get_rng_state().equal(state)

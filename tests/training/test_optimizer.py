@@ -176,14 +176,18 @@ def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     assert float(optimizer.update(0.0, 1, 0.0)) == pytest.approx(259 * number**0.5, rel=1e-5)
 
 
-@pytest.mark.parametrize("most", [1, 20, 29, math.inf])
-def test_groups_are_what_fits_in_the_order_given(most: float) -> None:
+@pytest.mark.parametrize("max_values", [1, 20, 29, math.inf])
+def test_groups_are_what_fits_in_the_order_given(max_values: float) -> None:
     weights = {name: torch.zeros(len(name)) for name in ("a", "b" * 9, "c" * 30, "d" * 4, "e" * 25)}
-    groups = grouped(weights, most)
+    groups = grouped(weights, max_values)
     assert [name for group in groups for name in group] == list(weights)
     sizes = [sum(map(len, group)) for group in groups]
-    assert all(len(group) == 1 or size <= most for group, size in zip(groups, sizes, strict=True))
-    assert all(size + len(next(iter(b))) > most for size, b in zip(sizes, groups[1:], strict=False))
+    assert all(
+        len(group) == 1 or size <= max_values for group, size in zip(groups, sizes, strict=True)
+    )
+    assert all(
+        size + len(next(iter(b))) > max_values for size, b in zip(sizes, groups[1:], strict=False)
+    )
 
 
 @pytest.mark.parametrize("muon", [{}, MUON])
@@ -191,12 +195,12 @@ def test_weights_are_updated_the_same_in_groups_of_any_size(
     monkeypatch: pytest.MonkeyPatch, muon: dict[str, int]
 ) -> None:
     found = []
-    for most in (1, 1 << 17):
-        monkeypatch.setattr(optimizer_module, "GROUP_VALUES", most)
+    for max_values in (1, 1 << 17):
+        monkeypatch.setattr(optimizer_module, "GROUP_VALUES", max_values)
         model = small_model()
         with ThreadPoolExecutor(2) as pool:
             optimizer = Optimizer(model, BETAS, EPS, muon, pool=pool)
-            assert len(optimizer.rules) == (4 if most == 1 else 1 + bool(muon))
+            assert len(optimizer.rules) == (4 if max_values == 1 else 1 + bool(muon))
             norms = [take_step(optimizer, model, step, clip=0.4) for step in range(1, 4)]
         moments = sorted(optimizer.moments().items())
         found.append([*norms, *values(model), *(moment for _, moment in moments)])

@@ -94,9 +94,11 @@ def test_a_step_is_timed_by_a_bounded_amount_of_work(
     settings: dict[str, Any],
     expected: list[int],
 ) -> None:
-    rows, learn, config = list[int](), Learner.learn, load(tiny_config, **settings)
+    rows, measured, config = list[int](), Learner.sum_gradients, load(tiny_config, **settings)
     monkeypatch.setattr(
-        Learner, "learn", lambda *args: rows.append(len(args[1][0][0].src)) or learn(*args)
+        Learner,
+        "sum_gradients",
+        lambda *args: rows.append(len(args[1][0][0].src)) or measured(*args),
     )
     for parameters in (10_000, 10**8):
         seconds, memory = plan._measure_step(config, Blocks(1), 320, parameters, LENGTHS[:50] + 1)
