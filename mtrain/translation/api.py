@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
+import numpy as np
+
 from mtrain.config.schema import override_decode
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.attention import Attention, attention_of
@@ -44,6 +46,7 @@ class Model:
         `search` overrides settings of the run's `decode` section, such as `beam_size` or
         `length_penalty`. Raises `UserError`.
         """
+        search = {k: v.item() if isinstance(v, np.generic) else v for k, v in search.items()}
         decode, beam_size = override_decode(self.loaded.decode, **search), search.get("beam_size")
         check_options(decode, beam_size=beam_size, n_best=n_best, mbr=mbr, seed=seed)
         if n_best is not None and beam_size is None:

@@ -43,8 +43,11 @@ def test_wrong_options_are_user_errors(
         Model(loaded_model).translate(["bavo"], **options)
 
 
-def test_integers_of_numpy_are_integers(loaded_model: LoadedModel) -> None:
+def test_numbers_of_numpy_are_numbers(loaded_model: LoadedModel) -> None:
     model = Model(loaded_model)
+    options = {"beam_size": np.int64(3), "length_penalty": np.float32(0.5), "sample": np.False_}
+    expected = model.translate(["bavo celu"], n_best=3, beam_size=3, length_penalty=0.5)
+    assert model.translate(["bavo celu"], n_best=3, **options) == expected
     drawn = model.translate(["bavo"], n_best=np.int64(5), sample=True, seed=np.int64(3))
     assert drawn == model.translate(["bavo"], n_best=5, sample=True, seed=3)
     assert model.translate(["bavo"], mbr=np.int64(4)) == model.translate(["bavo"], mbr=4)
