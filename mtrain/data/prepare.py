@@ -31,7 +31,14 @@ from mtrain.data import duplicates
 from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
 from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.mix_ups import find_mix_ups
-from mtrain.data.store import CHUNK, Shard, Store, open_shard, store_key, write_shard
+from mtrain.data.store import (
+    CHUNK,
+    Store,
+    TokenizedCorpus,
+    open_tokenized,
+    store_key,
+    write_tokenized,
+)
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.directory import RunDirectory
@@ -133,9 +140,9 @@ class Preparation:
         """All that training reads."""
         for key, (corpus, text) in self.sets.items():
             self._warn_of_long_lines(key, text, corpus.tag)
-        shards = [self._shard(number) for number in range(len(self.scans))]
-        sizes = list(map(len, shards))
-        store = Store(shards, weights_of(self.config, sizes))
+        corpora = [self._tokenized(number) for number in range(len(self.scans))]
+        sizes = list(map(len, corpora))
+        store = Store(corpora, weights_of(self.config, sizes))
         self._report(store)
         hashes = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
         tests = {name: self.sets[f"data.test.{name}"] for name in self.config.data.test}
@@ -319,21 +326,21 @@ class Preparation:
         with progress_bar(pairs, "pair", "finding duplicates") as bar:
             duplicates.write_repeats(directory, corpora, pairs, partial(self._advance, bar))
 
-    def _shard(self, number: int) -> Shard:
+    def _tokenized(self, number: int) -> TokenizedCorpus:
         """Open the tokenized corpus in the cache, which is built first if needed."""
         # repeats are found in all earlier corpora, too
         first = 0 if self.config.filter.duplicates else number
         hashes = [scan.sha256 for scan in self.scans[first : number + 1]]
         invalid_utf8 = self.config.data.invalid_utf8
         key = store_key(hashes, self.tokenizer.fingerprint, self.selection, invalid_utf8)
-        return cached(key, open_shard, partial(self._write_shard, number), self.stop)
+        return cached(key, open_tokenized, partial(self._write_tokenized, number), self.stop)
 
-    def _write_shard(self, number: int, directory: Path) -> None:
+    def _write_tokenized(self, number: int, directory: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
         corpus = self.config.data.available_train[number]
         name = Path(describe(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
-            write_shard(
+            write_tokenized(
                 directory,
                 self._read_once(number, counts),
                 self.tokenizer,

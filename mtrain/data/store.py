@@ -45,7 +45,7 @@ Encoded = tuple[NDArray[np.uint32], NDArray[np.int64], Counter[str]]
 
 
 @dataclass(frozen=True)
-class Shard:
+class TokenizedCorpus:
     """Memory-mapped ids of a corpus's lines, their offsets, and the pairs left out, by reason."""
 
     ids: NDArray[Any]
@@ -79,11 +79,11 @@ class Part:
 class Store:
     """Pairs of id sequences of weighted corpora. Opening takes the same time for any size."""
 
-    def __init__(self, shards: list[Shard], weights: list[float]) -> None:
-        self.shards = shards
-        self.starts = starts = list(accumulate(map(len, shards), initial=0))
+    def __init__(self, corpora: list[TokenizedCorpus], weights: list[float]) -> None:
+        self.corpora = corpora
+        self.starts = starts = list(accumulate(map(len, corpora), initial=0))
         self.parts = [Part(*part) for part in zip(starts, starts[1:], weights, strict=False)]
-        self.counts = sum((Counter(shard.counts) for shard in shards), Counter[str]())
+        self.counts = sum((Counter(corpus.counts) for corpus in corpora), Counter[str]())
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -93,9 +93,9 @@ class Store:
         parts = [np.zeros((0, 2), np.int64)]
         first = max(0, bisect_right(self.starts, start) - 1)
         last = bisect_left(self.starts, stop)
-        for shard, begin in zip(self.shards[first:last], self.starts[first:last], strict=False):
-            low, high = max(start - begin, 0), min(stop - begin, len(shard))
-            parts.append(np.diff(shard.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
+        for corpus, begin in zip(self.corpora[first:last], self.starts[first:last], strict=False):
+            low, high = max(start - begin, 0), min(stop - begin, len(corpus))
+            parts.append(np.diff(corpus.offsets[2 * low : 2 * high + 1]).reshape(-1, 2))
         return np.concatenate(parts)
 
     def equal_sides(self, start: int, stop: int) -> NDArray[np.bool_]:
@@ -109,9 +109,9 @@ class Store:
     def pair(self, index: int) -> tuple[Ids, Ids]:
         """Return the ids of a pair's source and target, without copying."""
         number = bisect_right(self.starts, index) - 1
-        shard, line = self.shards[number], 2 * (index - self.starts[number])
-        start, middle, stop = shard.offsets[line : line + 3].tolist()
-        return shard.ids[start:middle], shard.ids[middle:stop]
+        corpus, line = self.corpora[number], 2 * (index - self.starts[number])
+        start, middle, stop = corpus.offsets[line : line + 3].tolist()
+        return corpus.ids[start:middle], corpus.ids[middle:stop]
 
 
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
@@ -122,7 +122,7 @@ def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_
     return cache_key("store", FORMAT, FILTERS, corpora, tokenizer, *settings, invalid_utf8)
 
 
-def open_shard(path: Path) -> Shard:
+def open_tokenized(path: Path) -> TokenizedCorpus:
     """Open a tokenized corpus; raises `DamagedError`, or `ValueError` for another format."""
     paths = sorted(path.iterdir()) if path.is_dir() else []
     cached_fact(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), FILE_NAMES)
@@ -131,10 +131,10 @@ def open_shard(path: Path) -> Shard:
     ids = np.memmap(path / IDS, dtype, "r") if has_ids else np.zeros(0, dtype)
     offsets = np.memmap(path / OFFSETS, "<i8", "r")
     # asarray does not read the files; slicing a plain array is faster
-    return Shard(np.asarray(ids), np.asarray(offsets), description.counts)
+    return TokenizedCorpus(np.asarray(ids), np.asarray(offsets), description.counts)
 
 
-def write_shard(
+def write_tokenized(
     directory: Path,
     pairs: Iterable[Pair],
     tokenizer: Tokenizer,

@@ -948,7 +948,7 @@ def test_text_is_prepared_ahead_of_training(
     assert (result.code, result.out) == (0, "")
     assert "120 of 120 pairs" in result.err
     assert not (config.parent / "run").exists()
-    for maker in ("train_tokenizer", "write_shard"):
+    for maker in ("train_tokenizer", "write_tokenized"):
         monkeypatch.setattr(f"mtrain.data.prepare.{maker}", None)
     assert command("train", "-c", config, "--set", "train.max_steps=1").code == 0
 

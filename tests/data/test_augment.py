@@ -20,7 +20,7 @@ from mtrain.data.augment import Augmenter
 from mtrain.data.batches import SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.data.filters import Selection
-from mtrain.data.store import Store, open_shard, write_shard
+from mtrain.data.store import Store, open_tokenized, write_tokenized
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs import manifest
 
@@ -177,9 +177,9 @@ def test_the_training_stream_changes_pairs_before_it_samples_subwords(
     options["selection"] = Selection(64, FilterConfig())
     texts = made_up_pairs(400, 8)
     manifest.write_directory(
-        tmp_path / "s", lambda inner: write_shard(inner, iter(texts), tokenizer, **options)
+        tmp_path / "s", lambda inner: write_tokenized(inner, iter(texts), tokenizer, **options)
     )
-    store = Store([open_shard(tmp_path / "s")], [1.0])
+    store = Store([open_tokenized(tmp_path / "s")], [1.0])
 
     def read(*place: int) -> list[tuple[str, str]]:
         sampler = rate and SubwordSampler(tokenizer, rate, 64)

@@ -34,7 +34,7 @@ from mtrain.data.batches import (
 )
 from mtrain.data.cache import cache_directory
 from mtrain.data.filters import Selection
-from mtrain.data.store import Shard, Store, open_shard, store_key, write_shard
+from mtrain.data.store import Store, TokenizedCorpus, open_tokenized, store_key, write_tokenized
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError
@@ -42,13 +42,13 @@ from mtrain.runtime.errors import RefusedError
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 
 
-def shard_of(lengths: NDArray[np.int64]) -> Shard:
-    """Return a shard of pairs of these lengths in which every line begins with its own number."""
+def corpus_of(lengths: NDArray[np.int64]) -> TokenizedCorpus:
+    """Return a corpus of pairs of these lengths in which every line begins with its own number."""
     offsets = np.concatenate(([0], lengths.flatten().cumsum()))
     ids = np.full(int(offsets[-1]), 9)
     starts = offsets[:-1][np.diff(offsets) > 0]
     ids[starts] = 10 + np.arange(2 * len(lengths))[np.diff(offsets) > 0]
-    return Shard(ids, offsets, {})
+    return TokenizedCorpus(ids, offsets, {})
 
 
 def natural_lengths(pairs: int, seed: int = 0) -> NDArray[np.int64]:
@@ -66,7 +66,7 @@ def stream(
     step_batches: int = 1,
     row_width: int = 0,
 ) -> TokenBatches:
-    store = Store([shard_of(natural_lengths(pairs))], [1.0])
+    store = Store([corpus_of(natural_lengths(pairs))], [1.0])
     return TokenBatches(store, max_tokens, seed, IDS, step_batches, row_width=row_width)
 
 
@@ -278,7 +278,7 @@ def test_no_pool_is_prepared_after_the_end(monkeypatch: pytest.MonkeyPatch, name
     """Python waits for the thread before it ends the process."""
     monkeypatch.setattr(data, "CHUNK", 1)
     slow: Any = Slow()
-    store = Store([shard_of(natural_lengths(1500))], [1.0])
+    store = Store([corpus_of(natural_lengths(1500))], [1.0])
     batches = TokenBatches(store, 600, 1, IDS, 1, **{name: slow})
     planned = batches.executor.submit(batches._plan, 0, 0)
     assert slow.begun.wait(10)
@@ -291,8 +291,8 @@ def test_no_pool_is_prepared_after_the_end(monkeypatch: pytest.MonkeyPatch, name
 @pytest.mark.usefixtures("_small_pools")
 def test_parts_come_as_often_as_they_weigh() -> None:
     weights = [1.0, 3.0, 0.3, 2.5]
-    shards = [shard_of(natural_lengths(400, seed)) for seed in range(4)]
-    batches = TokenBatches(Store(shards, weights), 600, 1, IDS, 1)
+    corpora = [corpus_of(natural_lengths(400, seed)) for seed in range(4)]
+    batches = TokenBatches(Store(corpora, weights), 600, 1, IDS, 1)
     seen = []
     for epoch in range(2):
         rows = [each.indices for pool in range(batches.pools) for each in batches.plan(epoch, pool)]
@@ -302,11 +302,11 @@ def test_parts_come_as_often_as_they_weigh() -> None:
         assert counts[2].sum() == pytest.approx(120, abs=40)
         assert counts[3].sum() == pytest.approx(1000, abs=40)
     assert (seen[0][2] != seen[1][2]).any()
-    assert batches.store.pair(400)[0][0] == shards[1].ids[0]
+    assert batches.store.pair(400)[0][0] == corpora[1].ids[0]
 
 
 def test_a_corpus_that_is_rarely_seen_is_seen() -> None:
-    batches = TokenBatches(Store([shard_of(natural_lengths(3))], [0.2]), 600, 1, IDS, 1)
+    batches = TokenBatches(Store([corpus_of(natural_lengths(3))], [0.2]), 600, 1, IDS, 1)
     rows = [list(each.indices) for epoch in range(60) for each in batches.plan(epoch, 0)]
     assert {row for some in rows for row in some} == {0, 1, 2}
     assert len(rows) < 50
@@ -339,8 +339,10 @@ def build(path: Path, pairs: Iterable[Pair], tokenizer: Tokenizer, **options: An
     settings = {"counts": Counter(), "workers": 1, "progress": lambda number: None}
     settings["selection"] = Selection(9, FilterConfig())
     settings |= options
-    manifest.write_directory(path, lambda inner: write_shard(inner, pairs, tokenizer, **settings))
-    return Store([open_shard(path)], [1.0])
+    manifest.write_directory(
+        path, lambda inner: write_tokenized(inner, pairs, tokenizer, **settings)
+    )
+    return Store([open_tokenized(path)], [1.0])
 
 
 def texts(found: Store, tokenizer: Tokenizer) -> list[tuple[str, ...]]:
@@ -370,12 +372,12 @@ def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer
     assert len(build(tmp_path / "empty", [], tokenizer)) == 0
 
 
-def test_shards_are_one_sequence_of_pairs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_corpora_are_one_sequence_of_pairs(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pairs = made_up_pairs(100, 6)
     whole = build(tmp_path / "whole", pairs, tokenizer)
     cuts = [pairs[start : start + 30] for start in range(0, 100, 30)]
     parts = [build(tmp_path / str(n), part, tokenizer) for n, part in enumerate(cuts)]
-    joined = Store([part.shards[0] for part in parts], [1.0] * 4)
+    joined = Store([part.corpora[0] for part in parts], [1.0] * 4)
     assert texts(joined, tokenizer) == texts(whole, tokenizer)
     assert (len(joined), joined.counts) == (len(whole), whole.counts)
     for start, stop in ((0, len(joined)), (0, 0), (5, 6), (5, 40), (11, 13), (60, len(joined))):
@@ -408,7 +410,7 @@ def test_a_damaged_store_is_not_opened(
     if damage == "remove":
         path.unlink()
     with pytest.raises(manifest.DamagedError):
-        open_shard(tmp_path / "s")
+        open_tokenized(tmp_path / "s")
 
 
 def test_a_store_is_named_by_all_that_it_depends_on() -> None:

@@ -19,7 +19,7 @@ from mtrain.data import batches as data
 from mtrain.data.batches import SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.data.filters import Selection
-from mtrain.data.store import Store, open_shard, write_shard
+from mtrain.data.store import Store, open_tokenized, write_tokenized
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError
@@ -141,9 +141,9 @@ def store(tokenizer: Tokenizer, tmp_path: Path) -> Store:
     selection = Selection(64, FilterConfig())
     options = {"counts": Counter(), "workers": 1, "progress": lambda _: None}
     (tmp_path / "s").mkdir()
-    write_shard(tmp_path / "s", iter(PAIRS), tokenizer, selection=selection, **options)
+    write_tokenized(tmp_path / "s", iter(PAIRS), tokenizer, selection=selection, **options)
     manifest.seal(tmp_path / "s")
-    return Store([open_shard(tmp_path / "s")], [1.0])
+    return Store([open_tokenized(tmp_path / "s")], [1.0])
 
 
 def stream(store: Store, tokenizer: Tokenizer, rate: float | None = 0.2) -> TokenBatches:

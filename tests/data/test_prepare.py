@@ -56,7 +56,7 @@ def prepared(config: Config) -> Prepared:
 
 
 def ids_of(found: Prepared) -> list[bytes]:
-    return [shard.ids.tobytes() for shard in found.store.shards]
+    return [corpus.ids.tobytes() for corpus in found.store.corpora]
 
 
 def test_vocabulary_and_text_are_prepared_once(
@@ -178,7 +178,7 @@ def test_a_whole_cache_need_not_be_writable(
         prepared(config)
 
 
-@pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("write_shard", 1)])
+@pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("write_tokenized", 1)])
 def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
     config: Config, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:
