@@ -32,7 +32,6 @@ from mtrain.training.schedule import make_schedule
 Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
-STATE_BYTES = 12  # a parameter in training: weight and two moments
 # A run gets a warning if it is below these minima or above these maxima.
 MIN_PAIRS, MIN_LINES = 5_000, 200  # pairs of training text; lines of a scored set
 MAX_EPOCHS, MAX_RATE, MAX_DAYS = 100, 0.01, 14
@@ -139,23 +138,21 @@ def describe_run(
     """
     train, machine = config.train, MachineSettings.of(config, ranks, blocks)
     with torch.device("meta"):
-        parameters = Transformer(shape_of(config, vocab_size, IDS.pad)).num_parameters
+        model = Transformer(shape_of(config, vocab_size, IDS.pad))
+    parameters, moments = model.num_parameters, _num_moments(model, train)
     checkpoint_bytes = 4 * parameters + vocabulary_bytes
-    disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters)
+    disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters, moments)
     buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
         buffers = max_sums(blocks.largest, train.max_tokens, machine.workers)
     # for the sums that another rank sends; for the moving average
     buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
-    state = (STATE_BYTES + 4 * buffers) * parameters
+    state = 4 * (parameters + moments + buffers * parameters)
     step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
     per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     peak_lr = make_schedule(train, config.model.d_model)(peak_step)
-    device = f"{ranks.size} x " if ranks.size > 1 else ""
-    device += f"{machine.device}, {machine.precision}, threads: {machine.threads}"
-    device += ", compiled" if machine.compile else ""
-    device += ", packed" if machine.packing else ""
+    device = (f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine)
     numbers = {
         "device": device,
         "parameters": parameters,
@@ -192,7 +189,24 @@ def _epochs(count: float) -> str:
     return f"{shown} epoch" if shown == "1" else f"{shown} epochs"
 
 
-def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> tuple[int, int]:
+def _settings_of(machine: MachineSettings) -> str:
+    text = f"{machine.device}, {machine.precision}, threads: {machine.threads}"
+    text += ", compiled" if machine.compile else ""
+    return text + (", packed" if machine.packing else "")
+
+
+def _num_moments(model: Transformer, train: TrainConfig) -> int:
+    """Return the number of values of the optimizer's state: two for each parameter with Adam, one
+    with Muon.
+    """
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    muon = model.hidden_matrices if train.optimizer == "muon" else ()
+    return 2 * sum(sizes.values()) - sum(sizes[name] for name in muon)
+
+
+def _disk_bytes(
+    config: Config, checkpoint_bytes: int, parameters: int, moments: int
+) -> tuple[int, int]:
     """Return the most bytes that a run keeps at a time, and how many of these are not written yet;
     its synthetic text is.
     """
@@ -201,8 +215,8 @@ def _disk_bytes(config: Config, checkpoint_bytes: int, parameters: int) -> tuple
     checkpoints = max(train.keep_checkpoints, train.average_last) + 3
     if train.max_steps % train.valid_every:
         checkpoints += 1  # see `History.best_names`
-    tensors = 2 if train.ema_decay is None else 3  # two moments, and the latest weights
-    states = 3 * 4 * parameters * tensors  # three checkpoints have the trainer's state
+    latest = 0 if train.ema_decay is None else parameters  # the weights that are averaged
+    states = 3 * 4 * (moments + latest)  # three checkpoints have the trainer's state
     tensor_bytes = checkpoint_bytes * checkpoints + states
     present = sum(file.lstat().st_size for file in run_dir.rglob("*.safetensors"))
     synthetic = sum(file.lstat().st_size for file in run_dir.glob(f"{layout.SYNTHETIC}/*/*"))

@@ -23,6 +23,7 @@ from mtrain.training import plan
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner
 from mtrain.training.plan import (
+    IDS,
     describe_run,
     disk_warning,
     forecast,
@@ -55,6 +56,22 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     assert found.seconds == pytest.approx(6 * parameters * 200 * 60 / plan.MAX_OPERATIONS)
     text = "\n".join(found.lines)
     assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
+
+
+def test_muon_has_one_moment_for_each_value_of_the_layers_matrices(
+    tiny_config: TinyConfig,
+) -> None:
+    found = []
+    for optimizer in ("adam", "muon"):
+        config = load(tiny_config, **{"train.optimizer": optimizer, "train.ema_decay": 0.9})
+        numbers = describe_run(config, Ranks(), Blocks(1), 320, 500, 40, 200.0).numbers
+        stored = Learner(config, 320, IDS, Ranks(), Blocks(1)).optimizer.moments().values()
+        moments = sum(moment.numel() for moment in stored if moment.ndim)  # but not Adam's step
+        found.append((moments, numbers["state_bytes"], numbers["disk_bytes"]))
+    (adam, adam_state, adam_disk), (muon, muon_state, muon_disk) = found
+    assert adam > muon
+    assert adam_state - muon_state == 4 * (adam - muon)
+    assert adam_disk - muon_disk == 3 * 4 * (adam - muon)
 
 
 def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
