@@ -16,7 +16,7 @@ Normalize = Callable[[int], float]  # from a length counted with eos to the divi
 # A search with enough ended hypotheses goes on while a live one is better than all of them by more
 # than this, in nats. With 1.0, the texts are those of a search that never ends early.
 LIVE_MARGIN = 1.0
-# With fewer blocks, sorting all extensions is as fast; see `_best`.
+# With fewer blocks, sorting all extensions is as fast; see `_best_extensions`.
 MIN_BLOCKS = 32
 
 
@@ -168,7 +168,7 @@ class BeamSearch:
         _, W, V = log_probs.shape
         # each live hypothesis may have eos among the best, and beam_size others must remain
         count = 2 * self.beam_size if self.beam_size > 1 else 1
-        return _best(self.scores, log_probs, min(count, W * V))
+        return _best_extensions(self.scores, log_probs, min(count, W * V))
 
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
         """Add the ended ones of the best `beam_size` candidates to the ended hypotheses."""
@@ -248,7 +248,7 @@ class GreedySearch(BeamSearch):
 
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         log_probs = self.rules.apply(log_probs[:, None], self.hypotheses, self.sentences)
-        _, tokens = _best(self.scores, log_probs, 1)
+        _, tokens = _best_extensions(self.scores, log_probs, 1)
         length, done = self.hypotheses.shape[1] + 1, set()
         for position, (token,) in enumerate(tokens.tolist()):
             sentence = self.sentences[position]
@@ -263,7 +263,7 @@ class GreedySearch(BeamSearch):
         return kept, kept, tokens[:, 0]
 
 
-def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _best_extensions(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the scores and indices of the `count` best of W * V extensions, best first: (B, W)
     scores of hypotheses, (B, W, V) log-probabilities of next tokens -> two of (B, count).
 

@@ -147,7 +147,7 @@ def test_pairs_with_unknown_pieces_or_without_text_stay() -> None:
     ]
 
 
-def test_what_is_changed_depends_on_seed_epoch_and_pair_alone(tokenizer: Tokenizer) -> None:
+def test_changes_depend_on_seed_epoch_and_pair_alone(tokenizer: Tokenizer) -> None:
     pairs = [
         (np.array(src, np.uint16), np.array(tgt, np.uint16))
         for src, tgt in (tokenizer.encode(list(pair)) for pair in made_up_pairs(400, 8))

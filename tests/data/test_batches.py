@@ -289,7 +289,7 @@ def test_no_pool_is_prepared_after_the_end(monkeypatch: pytest.MonkeyPatch, name
 
 
 @pytest.mark.usefixtures("_small_pools")
-def test_parts_come_as_often_as_they_weigh() -> None:
+def test_pairs_come_as_often_as_the_weight_of_their_corpus() -> None:
     weights = [1.0, 3.0, 0.3, 2.5]
     corpora = [corpus_of(natural_lengths(400, seed)) for seed in range(4)]
     batches = TokenBatches(Store(corpora, weights), 600, 1, IDS, 1)

@@ -100,7 +100,7 @@ def test_no_text_is_changed(tokenizer: Tokenizer, text: str) -> None:
     assert decoded(tokenizer, drawn) == decoded(tokenizer, pairs)
 
 
-def test_symbols_and_what_is_unknown_stay_whole() -> None:
+def test_user_symbols_and_unknown_characters_stay_whole() -> None:
     tokenizer = train_pieces(byte_fallback=False, user_symbols=("<tag>", "__"), vocab_size=90)
     pairs = ids(tokenizer, f"{TEXTS[0]} <tag> 漢 __{TEXTS[1]}")
     symbols = [tokenizer.unk_id, *map(tokenizer.processor.piece_to_id, ("<tag>", "__"))]

@@ -76,13 +76,13 @@ def test_filters_of_text(settings: dict[str, object], pairs: list[Pair], reason:
         ("abcабв123", ["Cyrillic"], 0.5),
     ],
 )
-def test_the_share_of_letters_decides(text: str, scripts: list[str], share: float) -> None:
+def test_the_fraction_of_letters_decides(text: str, scripts: list[str], share: float) -> None:
     assert kept([(text, "x")], src_script=scripts, script_share=share) == ([(text, "x")], {})
     assert kept([("x", text)], tgt_script=["Latin"], script_share=0.6)[0] == []
 
 
 @pytest.mark.parametrize("name", ["Elvish", "Latin}", " "])
-def test_a_script_that_there_is_not_is_refused(tiny_config: TinyConfig, name: str) -> None:
+def test_an_unknown_script_is_refused(tiny_config: TinyConfig, name: str) -> None:
     config = load_config(tiny_config(), [f"filter.tgt_script=['{name}']"])
     with pytest.raises(RefusedError, match=r"filter\.tgt_script: .*Latin, Cyrillic"):
         prepare(config, Stop())

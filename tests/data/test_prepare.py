@@ -95,7 +95,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     return read
 
 
-def test_files_that_did_not_change_are_not_read_to_know_them(
+def test_unchanged_files_are_not_scanned_again(
     config: Config, scans: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "YOUNG", -(10**9))  # those of this test are
@@ -117,7 +117,7 @@ def test_files_that_did_not_change_are_not_read_to_know_them(
 
 
 @pytest.mark.parametrize("how", ["in place", "by another file"])
-def test_files_that_change_are_read_again(
+def test_changed_files_are_scanned_again(
     config: Config, tmp_path: Path, scans: list[Config], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the same size, and with the old time of change."""
@@ -139,7 +139,7 @@ def test_files_that_change_are_read_again(
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_what_is_damaged_in_the_cache_is_made_again(config: Config, number: int) -> None:
+def test_damaged_files_of_the_cache_are_made_again(config: Config, number: int) -> None:
     first = prepared(config)
     files = sorted(f for f in cache_directory().glob("*/*") if f.name != "manifest.json")
     assert len(files) == 4
@@ -153,7 +153,7 @@ def test_what_is_damaged_in_the_cache_is_made_again(config: Config, number: int)
     assert files[number].read_bytes() != bytes(data)
 
 
-def test_what_killed_processes_left_in_the_cache_is_removed(config: Config) -> None:
+def test_unfinished_items_of_killed_processes_are_removed_from_the_cache(config: Config) -> None:
     place = cache_directory()
     left, held = (place / files.PARTIAL.format(key * 32) for key in "ab")
     for each in (left, held):
@@ -164,7 +164,7 @@ def test_what_killed_processes_left_in_the_cache_is_removed(config: Config) -> N
     assert [*place.glob(files.PARTIAL.format("*"))] == [held]
 
 
-def test_a_whole_cache_need_not_be_writable(
+def test_a_complete_cache_need_not_be_writable(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_only(*_: object, **__: object) -> None:
@@ -179,7 +179,7 @@ def test_a_whole_cache_need_not_be_writable(
 
 
 @pytest.mark.parametrize(("maker", "kept"), [("train_tokenizer", 0), ("write_tokenized", 1)])
-def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
+def test_results_of_a_corpus_that_changes_are_not_cached(
     config: Config, monkeypatch: pytest.MonkeyPatch, maker: str, kept: int
 ) -> None:
     """It would be taken for what the old text gives."""
@@ -204,7 +204,7 @@ def test_what_is_made_of_a_corpus_that_changes_is_not_kept(
     assert len(list(cache_directory().glob("*/manifest.json"))) == kept
 
 
-def test_validation_lines_that_will_be_cut_are_told(
+def test_validation_lines_that_will_be_cut_are_warned_of(
     tiny_config: TinyConfig, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     valid = write_corpus(tmp_path / "long", [("bavo", "b"), ("bavo celu " * 20, "c"), ("a", "b")])
@@ -229,7 +229,7 @@ def test_processes_load_no_module_of_the_working_directory(
     assert not (folder / "ran").exists()
 
 
-def test_findings_are_not_written_where_a_link_leads(
+def test_facts_are_not_cached_through_a_link(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "YOUNG", -(10**12))
@@ -350,7 +350,7 @@ def test_a_model_to_start_from_that_is_not_there_yet(
         init_checkpoint(absent)
 
 
-def test_references_that_validation_cuts_are_told(
+def test_references_that_validation_cuts_are_warned_of(
     tiny_config: TinyConfig, logged: pytest.LogCaptureFixture
 ) -> None:
     prepared(load_config(tiny_config(**{"model.positions": "learned", "data.max_length": 8})))

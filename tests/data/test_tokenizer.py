@@ -143,7 +143,7 @@ def test_a_vocabulary_spells_the_pieces_of_another(any_tokenizer: Tokenizer) -> 
     assert len(spelled[word]) > 1
 
 
-def test_pieces_without_text_are_spelled_by_their_part() -> None:
+def test_pieces_without_text_map_to_special_ids() -> None:
     old, new = foreign(pad_id=3, bos_id=-1), train()
     spelled = old.map_vocabulary(new)
     special = ("pad_id", "unk_id", "bos_id", "eos_id")
@@ -200,7 +200,7 @@ def test_a_file_that_is_no_model_is_refused_by_name(tmp_path: Path, content: byt
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("mine"), ValueError("odd")])
-def test_what_ends_the_reader_ends_the_training(error: BaseException) -> None:
+def test_an_error_of_the_reader_ends_the_training(error: BaseException) -> None:
     """SentencePiece would make a failure of its own of it."""
 
     def sentences() -> Iterator[str]:

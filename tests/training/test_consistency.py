@@ -42,7 +42,7 @@ def naive(leaves: list[Tensor], targets: Tensor, smoothing: float, alpha: float)
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize(("smoothing", "alpha"), [(0.0, 3.0), (0.1, 0.5)])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_loss_and_its_gradients_are_the_formula_s(
+def test_the_loss_and_its_gradients_follow_the_formula(
     monkeypatch: pytest.MonkeyPatch, chunk: int, smoothing: float, alpha: float, masked: bool
 ) -> None:
     monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": chunk * V + 2})

@@ -531,7 +531,7 @@ app.main()
     ],
     ids=["time limit", "time limit of one", "numbers", "data"],
 )
-def test_torchrun_does_not_start_again_what_ended_by_itself(
+def test_torchrun_does_not_restart_a_job_that_ended_by_itself(
     config: Path,
     tmp_path: Path,
     size: int,
@@ -629,7 +629,7 @@ def raise_all_kinds(output: Path) -> None:
     (output / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
-def test_what_one_rank_raises_all_raise_and_rank_0_reports(tmp_path: Path) -> None:
+def test_an_error_of_one_rank_is_raised_on_all_and_reported_by_rank_0(tmp_path: Path) -> None:
     done = start(tmp_path, [partial(raise_all_kinds, tmp_path)] * 2)
     assert done.codes == [0, 0], done.told
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))

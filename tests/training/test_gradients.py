@@ -171,7 +171,9 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
     ("micro_batches", "max_tokens", "threads", "number"),
     [(1, 1024, 8, 1), (1, 4096, 2, 4), (4, 1024, 2, 4), (16, 1024, 2, 6), (12, 8192, 3, 10)],
 )
-def test_few_sums_are_held(micro_batches: int, max_tokens: int, threads: int, number: int) -> None:
+def test_the_number_of_sums_by_hand(
+    micro_batches: int, max_tokens: int, threads: int, number: int
+) -> None:
     assert max_sums(micro_batches, max_tokens, threads) == number
 
 
@@ -238,7 +240,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
     assert total.losses.tolist() == [8, 8]
 
 
-def test_what_cannot_be_read_ends_the_step() -> None:
+def test_an_error_of_reading_ends_the_step() -> None:
     def unreadable() -> Any:
         yield batch_of(4, 8), int
         raise OSError("gone")

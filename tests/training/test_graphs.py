@@ -102,7 +102,7 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     assert [shape[0] for shape in work.graphs] == [3, 4]
 
 
-def test_lack_of_memory_is_what_a_broken_recording_tells(device: torch.device) -> None:
+def test_a_recording_that_runs_out_of_memory_raises_that_error(device: torch.device) -> None:
     def lacking(*inputs: Tensor) -> None:
         try:
             raise torch.OutOfMemoryError("none left")
@@ -133,7 +133,7 @@ def taken(trainer: Trainer) -> list[Tensor]:
     return found
 
 
-def test_work_by_tables_alone_is_the_same(trainer: Trainer) -> None:
+def test_masked_padding_gives_the_same_sums(trainer: Trainer) -> None:
     for number, planned in enumerate(trainer.batches.plan(0, 0)):
         pairs = trainer.batches.read(planned)
         trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)

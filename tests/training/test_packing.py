@@ -111,7 +111,7 @@ def test_packed_steps_are_steps(
 
 
 @pytest.mark.parametrize("settings", ["", f"train.consistency=2 {LEARNED}"])
-def test_the_plain_model_and_work_by_tables_add_up_the_same(
+def test_the_plain_model_and_masked_padding_give_the_same_sums(
     configs: dict[str, Path], tmp_path: Path, settings: str
 ) -> None:
     """As other devices compute, and CUDA graphs."""

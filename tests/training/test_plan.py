@@ -156,7 +156,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
         ({"warmup_steps": 40, "max_steps": 40}, "train.warmup_steps: 40 is not below .* rises to"),
     ],
 )
-def test_what_is_likely_a_mistake_is_warned_of(
+def test_likely_mistakes_are_warned_of(
     tiny_config: TinyConfig, settings: dict[str, Any], message: str
 ) -> None:
     for keys, expected in ((settings, True), ({"max_steps": 4000}, False)):
@@ -178,7 +178,7 @@ def test_what_is_likely_a_mistake_is_warned_of(
         ("zh", None, "標誌指向東方", []),
     ],
 )
-def test_text_that_bleu_cannot_cut_is_warned_of(
+def test_text_that_bleu_cannot_split_into_words_is_warned_of(
     tiny_config: TinyConfig,
     language: str,
     tokenize: str | None,

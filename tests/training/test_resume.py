@@ -524,7 +524,7 @@ def test_without_an_intact_checkpoint_nothing_starts_again(run: Path, name: str)
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
 
 
-def test_what_the_end_of_a_run_made_and_is_damaged_is_made_again(
+def test_a_damaged_average_is_made_again(
     run: Path, warnings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The average, without the checkpoints before a damaged one, and the choice of the best."""
@@ -801,7 +801,7 @@ def test_other_content_is_refused(stopped: Path, tmp_path: Path) -> None:
         ("threads", "available_threads", {"1": 1, "7": 7}),
     ],
 )
-def test_auto_that_comes_to_something_else_is_refused(
+def test_auto_that_resolves_to_another_value_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch, name: str, function: str, values: dict[str, object]
 ) -> None:
     (advice, first), (_, second) = values.items()

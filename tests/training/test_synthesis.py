@@ -108,7 +108,7 @@ def test_the_other_side_is_translated(
     assert pairs_of(tmp_path / "run") == list(pairs)
 
 
-def test_what_cannot_be_translated_is_dropped_and_counted(
+def test_lines_that_cannot_be_translated_are_dropped_and_counted(
     tmp_path: Path,
     trained_run: Path,
     build: Build,
@@ -257,7 +257,7 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert "1/pairs.jsonl: 1598 bytes instead of 1570" in capsys.readouterr().err
 
 
-def test_text_that_is_gone_is_made_again(
+def test_synthetic_text_that_was_removed_is_made_again(
     tmp_path: Path, trained_run: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
@@ -350,7 +350,7 @@ def test_a_begun_run_gets_no_other_text(
         assert "began without data.train.2" in capsys.readouterr().err
 
 
-def test_the_vocabulary_alone_needs_the_made_text(
+def test_tokenizer_train_needs_the_synthetic_text(
     tmp_path: Path, trained_run: Path, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
@@ -365,7 +365,9 @@ def test_the_vocabulary_alone_needs_the_made_text(
 
 
 @pytest.mark.parametrize("command", [["train", "--dry-run"], ["check"], ["check", "--no-timing"]])
-def test_looking_makes_no_text(command: list[str], tmp_path: Path, trained_run: Path) -> None:
+def test_check_and_dry_run_make_no_synthetic_text(
+    command: list[str], tmp_path: Path, trained_run: Path
+) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     done = run_mtrain(*command, "-c", path)
     assert done.returncode == EXIT_OK, done.stderr
@@ -392,7 +394,7 @@ def test_a_model_of_the_other_direction_is_refused(
     assert "translates aa to ba; this entry needs a model from ba to aa" in capsys.readouterr().err
 
 
-def test_a_model_of_other_languages_is_told(
+def test_a_model_of_other_languages_is_warned_of(
     tmp_path: Path, trained_run: Path, build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = {"src": text(tmp_path), "model": str(trained_run), "tgt_lang": "fr"}

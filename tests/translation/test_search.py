@@ -19,7 +19,7 @@ from mtrain.translation.search import (
     GreedySearch,
     Hypothesis,
     Rules,
-    _best,
+    _best_extensions,
     length_normalizer,
 )
 
@@ -252,14 +252,14 @@ def test_the_best_extensions_are_those_of_a_whole_sort(
         log_probs[2, 0, count // 2 :] = float("-inf")
     count = min(count, width * vocab_size)
 
-    best, places = _best(scores, log_probs, count)
+    best, places = _best_extensions(scores, log_probs, count)
 
     total = (scores[:, :, None] + log_probs).view(3, -1)
     assert torch.equal(best, total.sort(descending=True).values[:, :count])
     assert torch.equal(total.gather(1, places), best)
     assert all(len(set(row)) == count for row in places.tolist())
 
-    alone, place = _best(scores[:1], log_probs[:1], count)
+    alone, place = _best_extensions(scores[:1], log_probs[:1], count)
     assert torch.equal(alone, best[:1])
     assert torch.equal(total[:1].gather(1, place), alone)
 

@@ -237,7 +237,7 @@ def test_any_bytes_come_back_line_for_line(
             assert row[2] == b""
 
 
-def test_what_is_removed_or_replaced_is_counted(
+def test_removed_and_replaced_characters_are_counted(
     translator: Translator, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = stream(translator, b"\xef\xbb\xbfbavo \xff celu\r\nbavo\r\n\xc3\n")
