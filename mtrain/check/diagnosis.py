@@ -88,6 +88,7 @@ def diagnose(
     """Check all text of a config and return the findings. Raises `UserError` if the vocabulary that
     the config names cannot be read.
     """
+    from_scratch = config.train.init_from is None
     config, warnings = without_missing_init_from(config)
     checker = Checker(config, stop, examples)
     checker.scan()
@@ -101,7 +102,7 @@ def diagnose(
     sets = {
         findings.name: findings.pairs for findings in checker.all_findings if not findings.is_train
     }
-    diagnosis.warnings += text_warnings(sum(sizes), sets)
+    diagnosis.warnings += text_warnings(sum(sizes), sets, from_scratch=from_scratch)
     diagnosis.warnings += tokenizer_warnings(config.data, {})
     diagnosis.warnings += missing_tokenizers(config.data.tokenizers)
     if with_forecast:

@@ -98,9 +98,11 @@ class Forecast:
         )
 
 
-def text_warnings(pairs: int, sets: dict[str, int]) -> Iterator[str]:
-    """Yield warnings of too few training pairs, and of scored sets with too few lines."""
-    if 0 < pairs < MIN_PAIRS:
+def text_warnings(pairs: int, sets: dict[str, int], *, from_scratch: bool = True) -> Iterator[str]:
+    """Yield warnings of too few training pairs for a start from scratch, and of scored sets with
+    too few lines.
+    """
+    if from_scratch and 0 < pairs < MIN_PAIRS:
         advice = f"use {MIN_PAIRS:,} or more, or start from a model with train.init_from"
         yield f"data.train: too few pairs to learn to translate: {pairs:,}; {advice}"
     for key, lines in sets.items():

@@ -144,7 +144,8 @@ class Trainer:
             texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
             references = {key: text.references for key, (_, text) in texts}
             sets = {key: len(lines) for key, lines in references.items()}
-            few = text_warnings(len(self.prepared.store), sets)
+            from_scratch = self.config.train.init_from is None
+            few = text_warnings(len(self.prepared.store), sets, from_scratch=from_scratch)
             for warning in chain(few, tokenizer_warnings(self.config.data, references)):
                 logger.warning("%s", warning)
         for warning in forecast.warnings(self.config.train):

@@ -208,6 +208,7 @@ def test_little_text_is_warned_of() -> None:
     train, test = text_warnings(4999, {"data.valid": 200, "data.test.a": 199})
     assert train.startswith("data.train: too few pairs to learn to translate: 4,999;")
     assert test == "data.test.a: scores on only 199 lines vary by chance; use 200 lines or more"
+    assert list(text_warnings(1, {"data.valid": 200}, from_scratch=False)) == []
 
 
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
