@@ -254,7 +254,8 @@ def _metric(
     from sacrebleu.metrics.ter import TER
 
     if name == "bleu":
-        return BLEU(tokenize=tokenize, lowercase=lowercase, references=references)
+        # `force` leaves a warning of tokenized text to `notes`, which compare with the references
+        return BLEU(tokenize=tokenize, lowercase=lowercase, references=references, force=True)
     if name == "chrf":
         return CHRF(lowercase=lowercase, references=references)
     ter: Any = TER(normalized=by_characters, asian_support=by_characters, references=references)

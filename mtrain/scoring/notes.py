@@ -32,6 +32,7 @@ MAX_SEARCHED = 2000  # last characters of a line that are searched for loops
 
 JAPANESE = scripts_of("ja")
 UNK = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
+SPACED = re.compile(r"\s\.\s*$")
 # A phrase of 8 to 80 characters three times in a row, or of 2 to 7 characters four times.
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 
@@ -113,14 +114,16 @@ def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
     return lambda line: bool(has(line.text)) and not any(map(has, line.references))
 
 
+TRAIN_OR_CHECK = "train for longer, or check the file"
 # Faults of lines: kind, description, advice, check, and the fraction of lines above which they are
 # reported.
 CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
     ("empty", "empty translations", "look at the sources, or train longer", _only(is_blank), 0),
-    ("copied", "copies of the source", "check the file and the language", _is_copied, 0.02),
+    ("copied", "copies of the source", f"{TRAIN_OR_CHECK} and the language", _is_copied, 0.02),
     ("loops", "a phrase repeated over and over", "train for longer", _only(_has_loop), 0.005),
-    ("script", "text in another script than the references", "check the file", _is_foreign, 0.02),
+    ("script", "text in another script than the references", TRAIN_OR_CHECK, _is_foreign, 0.02),
     ("subword", "subword marks (@@, ▁)", "join the pieces", _only(SUBWORDS.search), 0.03),
+    ("tokenized", "a space before the final period", "detokenize", _only(SPACED.search), 0.03),
     ("escapes", "HTML entities such as &quot;", "unescape them", _only(ENTITIES.search), 0.03),
     ("unknown", "unknown pieces (⁇ <unk>)", "set tokenizer.byte_fallback", _only(UNK.search), 0.03),
     ("case", "lower case, unlike the references", "score with --lowercase", _only(_is_lower), 0.2),

@@ -109,6 +109,12 @@ def test_scores_are_those_of_sacrebleu_s_command(
     assert result["bleu"].score > 20
 
 
+def test_tokenized_text_brings_no_words_of_sacrebleu(caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["the harbour is old ."] * 100
+    assert score("bleu", lines, [lines]).score == pytest.approx(100)
+    assert caplog.messages == []
+
+
 def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     references, systems = [REFERENCE, SECOND], [("a", HYPOTHESIS), ("b", SECOND)]
     expected = score("ter", HYPOTHESIS, references, interval=True)

@@ -124,6 +124,7 @@ def test_one_translation_of_many_sources() -> None:
 def test_another_script_than_the_references() -> None:
     found = notes(with_lines(CHINESE, lambda line: "the harbour lies here", 5, 6, 7), CHINESE)
     assert (found["script"].lines, found["script"].first) == (3, [5, 6, 7])
+    assert found["script"].advice == "train for longer, or check the file"
     mixed = with_lines(CHINESE, lambda line: "apt-get " + line[:2], 5, 6, 7)
     assert notes(mixed, mixed) == {}
     assert notes(unspaced(100, GREEK), REFERENCE)["script"].lines == 100
@@ -160,6 +161,7 @@ def test_loops_in_very_long_lines_are_found_quickly() -> None:
         ("subword", lambda line: line.replace("ar", "a@@ r"), REFERENCE),
         ("subword", lambda line: "▁" + line, REFERENCE),
         ("subword", lambda line: line.replace(" - ", " @-@ "), REFERENCE),
+        ("tokenized", lambda line: line.removesuffix(".") + " .", REFERENCE),
         ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
         ("unknown", lambda line: f"{line} <unk>", REFERENCE),
         ("unknown", lambda line: f"{line}⁇", CHINESE),
