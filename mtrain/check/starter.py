@@ -4,7 +4,7 @@ import random
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
-from mtrain.corpus.readers import read_rows, scan
+from mtrain.corpus.readers import plain_forms, read_rows, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
 from mtrain.runs import manifest
@@ -263,8 +263,11 @@ def _hold_out(
     return len(held), left
 
 
-def _sides(src: str, tgt: str) -> set[tuple[int, str]]:
-    return {(0, src.strip()), (1, tgt.strip())}
+def _sides(rows: Iterable[TextRow]) -> Iterator[set[tuple[int, str]]]:
+    """Yield the two sides of each row without case, spaces and punctuation, as in `check`."""
+    forms = plain_forms(text for _, *pair in rows for text in pair)
+    for src, tgt in zip(forms, forms, strict=True):
+        yield {(0, src), (1, tgt)}
 
 
 def choose(corpus: TextCorpus, pairs: int, count: int, reading: Reading) -> set[int]:
@@ -273,13 +276,14 @@ def choose(corpus: TextCorpus, pairs: int, count: int, reading: Reading) -> set[
     """
     drawn = random.Random(1).sample(range(1, pairs + 1), min(pairs, 4 * count))
     candidates = set(drawn)
-    found = {n: (src, tgt) for n, src, tgt in _rows(corpus, reading) if n in candidates}
-    sides = {side for pair in found.values() for side in _sides(*pair)}
-    counts = Counter(side for _, *pair in _rows(corpus, reading) for side in _sides(*pair) & sides)
+    found = [row for row in _rows(corpus, reading) if row[0] in candidates]
+    sides = list(_sides(found))
+    wanted = set[tuple[int, str]]().union(*sides)
+    counts = Counter(side for pair in _sides(_rows(corpus, reading)) for side in pair & wanted)
     unique = {
         number
-        for number, pair in found.items()
-        if not any(map(is_blank, pair)) and all(counts[side] == 1 for side in _sides(*pair))
+        for (number, *pair), forms in zip(found, sides, strict=True)
+        if not any(map(is_blank, pair)) and all(counts[side] == 1 for side in forms)
     }
     return set(islice(filter(unique.__contains__, drawn), count))
 

@@ -323,6 +323,17 @@ def test_text_that_cannot_be_split_is_told(
     assert found_files(tmp_path) == sorted(sides)
 
 
+def test_a_pair_that_differs_in_punctuation_alone_is_not_held_out(tmp_path: Path) -> None:
+    lines = [f"word{number // 2}{'!' * (number % 2)}" for number in range(200)]
+    others = [f"other{number}" for number in range(20)]
+    src = write(tmp_path / "a.en", [*lines, *others])
+    tgt = write(tmp_path / "a.de", [*map(str.title, lines), *others])
+    write_config(request((src, tgt), tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
+    valid = (tmp_path / "m" / "valid.en").read_text().split()
+    assert valid
+    assert all(line.startswith("other") for line in valid)
+
+
 def test_fewer_held_out_than_asked_for_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
