@@ -56,7 +56,7 @@ class Diagnosis:
             yield from findings.lines(width)
         yield "vocabulary"
         if not self.fits:
-            yield "  none yet: lengths in tokens are estimated"
+            yield "  none yet: lengths in tokens are estimated (mtrain train --dry-run makes one)"
         for name, fit in self.fits.items():
             yield f"  {name}: {FIT_FORMAT.format(**fit)}"
         if self.forecast is not None:
