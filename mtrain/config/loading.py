@@ -268,7 +268,15 @@ def _advice(key: str, section: type[BaseModel]) -> str:
         return f"did you mean {f'{parent}.{similar[0]}' if parent else similar[0]}?"
     elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
     elsewhere += [name] if name in Config.model_fields else []
-    return f"did you mean {elsewhere[0]}?" if elsewhere else f"known here: {', '.join(known)}"
+    longer = [
+        f"{part}.{field}"
+        for part, other in SECTIONS.items()
+        for field in other.model_fields
+        if name in field.split("_")
+    ]
+    if meant := elsewhere[:1] or sorted(longer, key=lambda key: key.split(".")[0] != parent)[:2]:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"known here: {', '.join(known)}"
 
 
 def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:

@@ -232,6 +232,8 @@ ADDED = [
     ("train:\n  max_step: 3", "8: train.max_step: unknown key; did you mean train.max_steps?"),
     ("max_steps: 3", "7: max_steps: unknown key; did you mean train.max_steps?"),
     ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
+    ("train: {lr: 3}", "7: train.lr: did you mean train.lr_factor or train.peak_lr?"),
+    ("lr: 3", "7: lr: unknown key; did you mean train.lr_factor or train.peak_lr?"),
     ("quux: 3", "7: quux: unknown key; known here: run_dir, seed, data"),
     ("seed: 1\nseed: 2", "8: seed: duplicate key, first given at {}:7"),
     ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),
