@@ -240,9 +240,16 @@ def _field(row: Any, name: str) -> Any:
         if not isinstance(row, dict):
             raise LookupError(f"no field {name}; the value is not an object")
         if part not in row:
-            raise LookupError(f"no field {name}; it has {join_names(row)}")
+            raise LookupError(f"no field {name}; it has {join_names(_paths(row))}")
         row = row[part]
     return row
+
+
+def _paths(row: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of an object's fields, and instead of one that is an object, those in it."""
+    for name, value in row.items():
+        inner = value if isinstance(value, dict) else {}
+        yield from (f"{name}.{part}" for part in inner) if inner else (name,)
 
 
 def _rows_of_batches(

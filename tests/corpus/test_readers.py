@@ -416,6 +416,13 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
             "a.c",
             "a.jsonl:1: no field a.c; the value is not an object",
         ),
+        (
+            "a.jsonl",
+            '{"id": 1, "pair": {"en": "b", "de": "c"}, "none": {}}',
+            "en",
+            "de",
+            "a.jsonl:1: no field en; it has id, pair.en, pair.de, none",
+        ),
         ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; the value is not an object"),
         ("a.jsonl", '{"a": "b", "a": "c"}', "a", "a", "a.jsonl:1: the field a occurs twice"),
         ("a.jsonl", '{"ab": "1", "\\u0061b": "2"}', "ab", "ab", "the field ab occurs twice"),
