@@ -191,8 +191,8 @@ def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> l
         for path in filter(Path.exists, wanted):
             manifest.verify(path)  # damage is the better reason
         raise UserError(
-            f"{run_dir}: has {len(paths)} scheduled checkpoints without a gap at its end, but "
-            f"{last} are to be averaged; lower --last"
+            f"{run_dir}: has {len(paths)} scheduled checkpoints in a row up to the newest "
+            f"(train.keep_checkpoints), but {last} are to be averaged; lower --last"
         )
     with _saving(output):
         mean = replace(load(paths[-1]), weights=average(paths))
