@@ -127,7 +127,9 @@ def _check_eval_inputs(
         if model is None or any((source, reference, hypothesis)):
             raise RefusedError("--on: needs -m/--model, and replaces -s and -r")
     elif not reference:
-        raise RefusedError("mtrain eval: needs -r/--reference FILE, or --on SET")
+        raise RefusedError(
+            "mtrain eval: needs -r/--reference FILE, or --on SET, such as --on valid"
+        )
     if (model is None) == (hypothesis is None):
         raise RefusedError(
             "mtrain eval: give either -m/--model with -s/--source, or --hypothesis FILE"
