@@ -280,7 +280,9 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
         return Finding(what, UNREACHABLE, "a dataset of the Hugging Face hub"), None
     for file in files_of(corpus, reading.root):
         if not os.access(file, os.R_OK):
-            return Finding(what, UNREACHABLE, f"{file.absolute()}: missing or not readable"), None
+            advice = "" if file.is_absolute() else "; start mtrain where the run was started"
+            detail = f"{file.absolute()}: missing or not readable{advice}"
+            return Finding(what, UNREACHABLE, detail), None
     try:
         text = scan(corpus, reading)
     except UserError as error:

@@ -265,8 +265,23 @@ def test_corpora_that_are_not_here_are_no_fault(run: Path) -> None:
     found = {one.what.split()[0]: one for one in verify(run)}
     away = [one for one in found.values() if one.state == "unreachable"]
     assert len(away) == 3
-    assert "missing or not readable" in away[0].detail
+    assert all(one.detail.endswith("missing or not readable") for one in away)
     assert {one.state for one in found.values()} == {"ok", "unreachable"}
+
+
+def test_relative_corpora_are_looked_for_where_the_run_was_started(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(f"{run.parent}/", ""))
+    edit(run / "run.json", config=manifest.hash_file(config))
+    monkeypatch.chdir(run.parent)
+    assert {finding.state for finding in verify(run)} == {"ok"}
+    monkeypatch.chdir(run)
+    away = [one.detail for one in verify(run) if one.state == "unreachable"]
+    advice = "missing or not readable; start mtrain where the run was started"
+    assert away
+    assert all(detail.endswith(advice) for detail in away)
 
 
 def test_interrupted_and_running_runs(run: Path) -> None:
