@@ -204,7 +204,9 @@ class Validation:
             logger.info("test %s: %s", name, summary(history.tests[name]))
         if best:
             self._log_notes(best)
-        logger.info("next: mtrain translate -m %s", shlex.quote(str(path)))
+        tag = self.config.data.valid_corpora[0].tag
+        command = ["mtrain", "translate", "-m", str(path), *(["--tag", tag] if tag else [])]
+        logger.info("next: %s", shlex.join(command))
         logger.info("      mtrain report %s", shlex.quote(str(path)))
 
     def _log_notes(self, best: Entry) -> None:

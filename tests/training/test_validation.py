@@ -87,6 +87,15 @@ def test_the_end_of_a_run_says_what_became_of_it(
     assert logged(run)[-len(lines[place:]) :] == lines[place:]
 
 
+def test_the_next_command_names_the_tag(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train
+) -> None:
+    valid = f"{{src: {tmp_path}/data/valid.src, tgt: {tmp_path}/data/valid.tgt, tag: <2x>}}"
+    assert train(tiny_config(), "--set", f"data.valid={valid}") == 0
+    run = tmp_path / "run"
+    assert logged(run)[-2] == f"INFO next: mtrain translate -m {run} --tag '<2x>'"
+
+
 def test_best_patience_and_records_follow_the_program(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, command: str
 ) -> None:
