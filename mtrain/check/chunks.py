@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.findings import Findings
-from mtrain.check.words import Characters, Words, combined
+from mtrain.check.words import (
+    PIECES_PER_CHARACTER,
+    PIECES_PER_WORD,
+    SINGLE_SCRIPTS,
+    Characters,
+    Words,
+    combined,
+)
 from mtrain.corpus.lines import chunked, is_blank
 from mtrain.corpus.readers import plain_forms
 from mtrain.corpus.tables import TextRow
@@ -56,6 +63,19 @@ class Chunk:
     def lengths(self) -> NDArray[np.int64]:
         """Numbers of characters of both sides, shape (rows, 2)."""
         return np.array([list(map(len, texts)) for texts in self.texts], np.int64).T
+
+    @cached_property
+    def estimated_tokens(self) -> NDArray[np.float64]:
+        """Estimates of the numbers of tokens of both sides, for text without a vocabulary, shape
+        (rows, 2).
+        """
+        sides = []
+        for words, letters in zip(self.words, self.letters, strict=True):
+            none = np.zeros(len(self), np.int64)
+            singles = sum((letters.get(script, none) for script in SINGLE_SCRIPTS), none)
+            others = words.counts - singles
+            sides.append(PIECES_PER_WORD * others + PIECES_PER_CHARACTER * singles)
+        return np.stack(sides, 1)
 
     @cached_property
     def blank(self) -> Mask:

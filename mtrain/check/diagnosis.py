@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.checker import Checker
 from mtrain.check.findings import ERROR, NOTE, WARNING, Findings
-from mtrain.check.words import PIECES_PER_WORD, Words
+from mtrain.check.words import Words
 from mtrain.config.schema import Config
 from mtrain.data.prepare import Preparation, weights_of, without_missing_init_from
 from mtrain.data.tokenizer import Tokenizer
@@ -127,11 +127,12 @@ def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.in
     texts in tokens, estimated if there is no vocabulary.
     """
     texts = [text for chunk in checker.sample for text in chunk.texts[side]]
-    words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
     step = max(1, len(texts) // MAX_ENCODED)
-    texts, words = texts[::step], words[::step]
     if checker.tokenizer is None:
-        return np.array(np.ceil(words * PIECES_PER_WORD), np.int64)
+        estimates = [chunk.estimated_tokens[:, side] for chunk in checker.sample]
+        return np.array(np.ceil(np.concatenate([[], *estimates])[::step]), np.int64)
+    words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
+    texts, words = texts[::step], words[::step]
     name, ids = ("source", "target")[side], checker.tokenizer.encode(texts)
     diagnosis.fits[name] = fit = _fit(checker.tokenizer, ids, int(words.sum()))
     is_bad = (

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.profile import Profile
-from mtrain.check.words import PIECES_PER_WORD
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.writing_systems import script_name, text_direction
@@ -147,7 +146,7 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Ma
 def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> None:
     """Report pairs that training drops for their length; `max_length` is in tokens with eos."""
     if tokenizer is None:
-        lengths = np.maximum(chunk.words[0].counts, chunk.words[1].counts) * PIECES_PER_WORD
+        lengths = chunk.estimated_tokens.max(1)
         chunk.add("long", lengths >= max_length - 1, ranks=-lengths, detail="(estimated)")
         return
     sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])

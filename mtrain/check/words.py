@@ -18,10 +18,11 @@ from mtrain.corpus.writing_systems import script_of
 
 # How characters form words: not at all, as runs, each by itself, each with the next two.
 NONE, RUN, SINGLE, TRIPLE = range(4)
-_SINGLE = {"CJK", "HIRAGANA"}
+SINGLE_SCRIPTS = {"CJK", "HIRAGANA"}
 _TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
 
-PIECES_PER_WORD = 1.4  # an estimate, if there is no vocabulary
+# Estimates, if there is no vocabulary: of a word, and of a character of `SINGLE_SCRIPTS`.
+PIECES_PER_WORD, PIECES_PER_CHARACTER = 1.4, 0.8
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; a product with it mixes the bits
 # Powers of an odd number: weights of the characters in the hash of a word.
@@ -145,7 +146,9 @@ class Characters:
         if category[0] not in "LMN":
             return
         script = script_of(char)
-        self.form[code] = SINGLE if script in _SINGLE else TRIPLE if script in _TRIPLE else RUN
+        self.form[code] = (
+            SINGLE if script in SINGLE_SCRIPTS else TRIPLE if script in _TRIPLE else RUN
+        )
         if len(char.lower()) == 1:
             self.lower[code] = ord(char.lower())
         if category[0] == "L" and script:

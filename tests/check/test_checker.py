@@ -724,3 +724,10 @@ def test_katakana_is_at_home_in_japanese(folder: Folder) -> None:
     folder.bytes["train.xb"][700] = "スペースキャラクターコード".encode()
     folder.bytes["train.xb"][800] = "несколько слов на другом языке".encode()
     assert places(folder.look(), "script") == [("train.xb", 801)]
+
+
+def test_lengths_in_tokens_are_estimated_by_words_and_by_characters_of_han() -> None:
+    rows = [(1, "three plain words", "三个词"), (2, "APT 工具", ""), (3, "", "ひらがな カタカナ")]
+    findings = Findings("", TextCorpus(src="a", tgt="b"), Path(), 0)
+    estimates = Chunk.of(findings, rows, Characters()).estimated_tokens
+    assert estimates == pytest.approx(np.array([[4.2, 2.4], [3.0, 0.0], [0.0, 4.6]]))
