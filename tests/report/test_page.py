@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -112,6 +113,23 @@ def test_the_best_validation_is_marked_with_its_measure(copy: Path) -> None:
     edit(copy / "best.json", history=best["history"], average=best["average"], measure="nll")
     text = report.make_page(copy, ["bavo"], check=False)
     assert text.count("<td><strong>best</strong> by nll</td>") == 1
+
+
+def test_the_time_of_a_page_does_not_grow_with_the_square_of_the_validations(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (entry,) = json.loads((copy / "best.json").read_text())["history"]
+    edit(copy / "best.json", history=[{**entry, "step": step} for step in range(1, 101)])
+    calls, best_of = list[int](), History._best_of
+
+    def count(history: History, entries: list[Any]) -> Any:
+        calls.append(len(entries))
+        return best_of(history, entries)
+
+    monkeypatch.setattr(History, "_best_of", count)
+    page = report.make_page(copy, [], check=False)
+    assert page.count("<strong>best</strong>") == 100
+    assert len(calls) < 20
 
 
 def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report, page: str) -> None:
