@@ -48,7 +48,8 @@ def report(
     from mtrain.report import page as reporting
 
     output = check_page(output, "report.html")
-    page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
+    with stopped_by_signals():  # so that the check removes its temporary files
+        page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
     write_output(output, page.encode("utf-8", "replace"))
 
 

@@ -28,6 +28,7 @@ from conftest import (
     made_up_pairs,
     pipe,
     run_here,
+    run_mtrain,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -589,6 +590,21 @@ def test_the_command_writes_one_file(
     assert capsys.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == [output]
     assert {path: path.stat().st_mtime_ns for path in trained_run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_leaves_no_temporary_files(
+    trained_run: Path, tmp_path: Path, number: str, code: int
+) -> None:
+    prelude = f"""
+import os, signal
+from mtrain.check import checker
+checker.Profile = lambda sample: os.kill(os.getpid(), signal.{number})
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = run_mtrain("report", trained_run, cwd=tmp_path, env=environment, prelude=prelude)
+    assert done.returncode == code
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_text_and_names_that_are_not_utf_8_give_a_page(
