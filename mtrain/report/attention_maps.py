@@ -81,7 +81,8 @@ def compute_maps(loaded: LoadedModel, pairs: Pairs, selection: Selection) -> lis
 
 def draw_page(sentences: list[Sentence], model: Path) -> str:
     """Return an HTML page with menus for the kind of attention, the layer and the head."""
-    return render("attention.html", sentences=sentences, model=model.name, menus=menus(sentences))
+    name = model.resolve().name
+    return render("attention.html", sentences=sentences, model=name, menus=menus(sentences))
 
 
 def check_selection(loaded: LoadedModel, selection: Selection) -> None:

@@ -14,7 +14,8 @@ def read_run_of(model: Path) -> Run:
     """Read the run that a model, a run directory or one of its checkpoints, belongs to; raises
     `UserError` if there is none.
     """
-    path = model if (model / layout.RUN).exists() else model.parent.parent
+    # absolute, since the parent of a relative path such as `average` is only `.`
+    path = model if (model / layout.RUN).exists() else model.absolute().parent.parent
     run = read_run(path)
     if run.config is None:
         raise UserError(f"{model}: belongs to no run directory, so it has no sets; give files")

@@ -742,7 +742,11 @@ def test_score_takes_pipes_and_refuses_files_of_other_lengths(
 
 
 def test_eval_scores_the_run_s_own_sets(
-    command: Command, run_dir: Path, both_run: Path, tmp_path: Path
+    command: Command,
+    run_dir: Path,
+    both_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = load_config(run_dir / "config.yaml")
     files = ["-s", config.data.test["held_out"].src, "-r", config.data.test["held_out"].tgt]
@@ -750,6 +754,10 @@ def test_eval_scores_the_run_s_own_sets(
     assert named.code == 0
     for model in (run_dir, checkpoint.resolve(run_dir)):
         assert command("eval", model, "--on", "held_out", "--json") == named
+    best = checkpoint.resolve(run_dir)
+    for folder, name in ((best, "."), (best.parent, best.name)):
+        monkeypatch.chdir(folder)
+        assert command("eval", name, "--on", "held_out", "--json") == named
     assert command("eval", "-m", both_run, "--on", "valid", "--json").code == 2
     scores = []
     for number in (0, 1):

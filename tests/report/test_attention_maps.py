@@ -164,6 +164,13 @@ def test_a_page_loads_nothing_and_has_menus(hostile: Sentence) -> None:
     assert list(menus([few])[1][2]) == ["all", "1", "2"]
 
 
+def test_a_page_names_the_model_in_the_working_directory(
+    hostile: Sentence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"<title>Attention of {tmp_path.name}</title>" in maps.draw_page([hostile], Path())
+
+
 def test_the_text_of_a_page_is_marked_with_its_language(hostile: Sentence) -> None:
     one = [next(each for each in hostile.maps if each.kind == kind) for kind in KINDS]
     sentence = replace(hostile, maps=one, languages=("zh_TW", "ur"))
