@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -55,7 +56,7 @@ def _warn_of_file_name(sentence: str) -> None:
     if sentence and Path(sentence).exists():
         kind, option = ("directory", "-m") if Path(sentence).is_dir() else ("file", "-i")
         message = "%s: is also the name of a %s; did you mean %s %s?"
-        log.logger.warning(message, sentence, kind, option, sentence)
+        log.logger.warning(message, sentence, kind, option, shlex.quote(sentence))
     elif len(sentence.split()) == 1 and (
         "/" in sentence or SUFFIX.fullmatch(Path(sentence).suffix)
     ):

@@ -118,6 +118,7 @@ def init(
 def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
     from mtrain.config.corpora import TABLE  # pydantic takes a while
+    from mtrain.config.yaml_reader import quote_text
 
     table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)
     if tgt is not None and table is None:
@@ -127,7 +128,7 @@ def _require_target(src: Path, tgt: Path | None) -> Path:
         columns = "src: 0, tgt: 1" if ".tsv" in table.suffixes else "src: en, tgt: de"
         text += (
             "; for a table, write the config yourself, with its columns or languages: "
-            f"data.train: [{{file: {table}, {columns}}}]"
+            f"data.train: [{{file: {quote_text(str(table))}, {columns}}}]"
         )
     raise RefusedError(text)
 

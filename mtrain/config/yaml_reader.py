@@ -6,6 +6,7 @@ with file and line.
 """
 
 import codecs
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,14 +111,24 @@ def dump_document(value: object) -> str:
     return text
 
 
+def quote_text(text: str) -> str:
+    """Return a text as a YAML value in one line, in quotes if it needs them."""
+    return text if _is_word(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _is_word(text: str) -> bool:
+    """Whether YAML reads a text as itself without quotes."""
+    special = text.lower() in _TRUE | _FALSE | _NULL
+    return not special and re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) is not None
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes every text that is not clearly a word, so that `1e-4`, `no` and the like stay text."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    special = text.lower() in _TRUE | _FALSE | _NULL
-    plain = re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", text) and not special
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain else '"')
+    style = None if _is_word(text) else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)

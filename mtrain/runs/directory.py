@@ -21,6 +21,7 @@ import mtrain
 from mtrain.config.changes import changed_keys, fixed_changes
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
+from mtrain.config.yaml_reader import quote_text
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.history import BEST
 from mtrain.runs.records import (
@@ -308,7 +309,8 @@ def _refuse_moved(settings: Path, run_dir: Path) -> None:
         return
     stored = load_stored_config(settings).run_dir
     if stored == str(run_dir):
+        option = shlex.quote(f"run_dir={quote_text(str(actual))}")
         raise RefusedError(
             f"{settings}: is the config of the run in {actual}, but its run_dir is {stored}; add "
-            f"--set run_dir={shlex.quote(str(actual))} to go on with that run"
+            f"--set {option} to go on with that run"
         )

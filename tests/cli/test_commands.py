@@ -10,6 +10,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from typing import Any, get_args
 
 import pytest
 import typer
+import yaml
 from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, write_config
 
 import mtrain
@@ -607,6 +609,34 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
     """Start `mtrain` with pipes as its streams."""
     command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
     return subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True)
+
+
+@pytest.mark.parametrize("name", ["2024", "a: b", "it's #1"])
+def test_the_advice_for_a_moved_run_works_as_it_is(
+    command: Command, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run_dir, name)
+    refused = command("train", f"{name}/config.yaml")
+    advice = re.search("; add (.*) to go on", refused.err)
+    assert refused.code == 2
+    assert advice
+    assert command("train", f"{name}/config.yaml", *shlex.split(advice[1])).code == 0
+
+
+def test_the_advice_for_a_table_is_a_config(command: Command) -> None:
+    name = "it's {1}, file: 'x'.tsv"
+    config = command("init", name).err.partition("with its columns or languages: ")[2]
+    assert yaml.safe_load(config) == {"data.train": [{"file": name, "src": 0, "tgt": 1}]}
+
+
+def test_the_advice_for_a_sentence_that_names_a_file_works_as_it_is(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (name := tmp_path / "it's a file.txt").touch()
+    opening.run_and_texts(["run", str(name)], None)
+    (advice,) = re.findall(r"did you mean (.*)\?", caplog.text)
+    assert shlex.split(advice) == ["-i", str(name)]
 
 
 @pytest.mark.parametrize("option", [[], ["--line-buffered"]], ids=["at the end", "line by line"])
