@@ -40,7 +40,7 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --no-kill --kill-on-bad-exit=0 --wai
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \
   --rdzv-endpoint="$first:$((20000 + SLURM_JOB_ID % 10000))" \
   --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=100 \
-  -m mtrain train "$@" --set "run_dir=$run"
+  -m mtrain train "$@" --set "run_dir=\"$run\""
 code=$?
 
 # torchrun turns every stop into exit code 1; status.json tells the code of the run, and that of a

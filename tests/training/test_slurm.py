@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import differences, status
 from ranks import free_port
 from test_distributed import (  # noqa: F401
@@ -79,6 +80,14 @@ def test_a_job_goes_back_to_the_queue_if_this_start_was_stopped(
         out, _ = process.communicate()
     assert out.startswith("requeue ") == (code == 75)
     assert process.returncode == (0 if code == 75 else code)
+
+
+def test_the_name_of_a_run_is_not_read_as_yaml(tmp_path: Path) -> None:
+    (place := tmp_path / "a #1").mkdir()
+    with job(place, 'printf %s "${!#}" > "$PLACE/last"', "-c", "config.yaml") as process:
+        process.communicate()
+    key, _, value = (place / "last").read_text().partition("=")
+    assert (key, yaml.safe_load(value)) == ("run_dir", str(place / "run"))
 
 
 @pytest.mark.slow
