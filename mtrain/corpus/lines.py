@@ -156,7 +156,7 @@ def open_bytes(path: Path) -> IO[bytes]:
         if path.suffix == ".zst":
             import pyarrow  # not needed by other files
 
-            packed = pyarrow.input_stream(str(path), compression="zstd")
+            packed = pyarrow.CompressedInputStream(path.open("rb"), "zstd")
             return cast(IO[bytes], BufferedReader(packed, _BLOCK))
         return path.open("rb")
     except OSError as error:

@@ -101,7 +101,7 @@ def error_of(corpus: Corpus, **options: Any) -> str:
 def test_lines_end_at_newlines_alone(
     tmp_path: Path, suffix: str, data: bytes, lines: list[str], removed: int
 ) -> None:
-    path = tmp_path / f"a.{suffix}"
+    path = tmp_path / f"caf\udce9.{suffix}"  # a name that is not UTF-8
     path.write_bytes(packed(data, suffix))
     assert read_text_file(path) == lines
     reading = Reading()
