@@ -133,8 +133,8 @@ class _UnitParser:
             reason = expat.ErrorString(error.code)
             raise self._failure(f"not well-formed XML: {reason}; fix the file") from None
         except (ValueError, LookupError) as error:
-            reason = f"cannot be decoded: {error}; convert the file to UTF-8"
-            raise UserError(f"{self.path}: {reason}") from None
+            advice = 'convert the file to UTF-8, and write encoding="UTF-8" in its first line'
+            raise UserError(f"{self.path}: cannot be decoded: {error}; {advice}") from None
         # the parser keeps an open tag in memory, and parses it again with each block
         if self.fed - self.parser.CurrentByteIndex > 4 * MAX_LINE_LENGTH:
             raise self._failure("a tag or a comment is too long; fix the file")
