@@ -181,9 +181,7 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
     with suppress(FileNotFoundError):
         earlier = files.open_regular(path, os.O_RDONLY)
         try:
-            if not files.try_lock(earlier):
-                text = "another process is writing it; wait for it, or choose another name"
-                raise RefusedError(f"{path}: {text}")
+            _lock(earlier, path)
             if keeps_lines and os.fstat(earlier).st_size:
                 numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
                 free = next(name for name in numbered if not os.path.lexists(name))
@@ -193,9 +191,23 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
                 path.unlink()
         finally:
             os.close(earlier)
-    descriptor = files.open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    files.try_lock(descriptor)
+    try:
+        descriptor = files.open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        raise _refusal(path) from None
+    _lock(descriptor, path)
     return descriptor
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock an open file; raises `RefusedError` if another process has locked or replaced it."""
+    if not (files.try_lock(descriptor) and files.is_at(descriptor, path)):
+        raise _refusal(path)
+
+
+def _refusal(path: Path) -> RefusedError:
+    text = "another process is writing it; wait for it, or choose another name"
+    return RefusedError(f"{path}: {text}")
 
 
 def write_output(path: Path, data: bytes) -> None:

@@ -19,7 +19,7 @@ from conftest import run_here, run_mtrain
 
 from mtrain.runs import checkpoint, manifest
 from mtrain.runs.layout import refuse_run_files
-from mtrain.runtime import outputs
+from mtrain.runtime import files, outputs
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, UserError
 from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
 
@@ -152,6 +152,29 @@ def test_a_file_that_another_process_is_writing_is_refused(tmp_path: Path) -> No
             outputs.write_output(tmp_path / "out", b"mine")
         process.communicate(b"theirs")
     assert ((tmp_path / "out").read_text(), names(tmp_path)) == ("theirs", ["out"])
+
+
+@pytest.mark.parametrize("call", [1, 2])
+def test_a_file_that_another_process_begins_at_the_same_moment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """The other process replaces the file just before this one locks what an earlier attempt left
+    (call 1), or its own new file (call 2).
+    """
+    (partial := tmp_path / "out.partial").write_text("left")
+    calls, try_lock = list[int](), files.try_lock
+
+    def replace_and_lock(descriptor: int) -> bool:
+        calls.append(descriptor)
+        if len(calls) == call:
+            partial.unlink()
+            partial.write_text("theirs")
+        return try_lock(descriptor)
+
+    monkeypatch.setattr(files, "try_lock", replace_and_lock)
+    with pytest.raises(RefusedError, match=r"out\.partial: another process is writing it"):
+        outputs.write_output(tmp_path / "out", b"mine")
+    assert (partial.read_text(), names(tmp_path)) == ("theirs", ["out.partial"])
 
 
 def test_a_partial_file_that_was_replaced_is_not_published(tmp_path: Path) -> None:
