@@ -105,6 +105,7 @@ def average(
     from mtrain.runs.layout import refuse_run_files
 
     refuse_run_files(output)
+    checkpoint.directory_of(run)  # a path that is no run has no config, either
     train = load_stored_config(run / "config.yaml").train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)

@@ -180,9 +180,7 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
 
 def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> list[Path]:
     """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
-    if (run_dir / manifest.NAME).exists():
-        raise RefusedError(f"{run_dir}: is one checkpoint; give the run that it belongs to")
-    directory = run_dir / layout.CHECKPOINTS
+    directory = directory_of(run_dir)
     manifest.check_new(output)
     newest = layout.last_step(scheduled_steps(directory, train))
     wanted = last_scheduled(directory, newest, train.save_every, last)
@@ -190,6 +188,8 @@ def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> l
     if len(paths) < last:
         for path in filter(Path.exists, wanted):
             manifest.verify(path)  # damage is the better reason
+        if not paths:
+            raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row up to the newest "
             f"(train.keep_checkpoints), but {last} are to be averaged; lower --last"
@@ -201,19 +201,29 @@ def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> l
     return paths
 
 
+def directory_of(run_dir: Path) -> Path:
+    """Return the directory of a run's checkpoints; raises `RefusedError` for a single checkpoint,
+    `UserError` for any other path that has none.
+    """
+    if not run_dir.exists():
+        raise UserError(f"{run_dir}: no such directory; give a run or checkpoint directory")
+    if (run_dir / manifest.NAME).exists():
+        raise RefusedError(f"{run_dir}: is one checkpoint; give the run that it belongs to")
+    directory = run_dir / layout.CHECKPOINTS
+    if directory.is_symlink():
+        raise UserError(f"{directory}: is a link, which is not followed; give its target")
+    if not directory.is_dir():
+        raise UserError(f"{run_dir}: {_lack_of_checkpoints(run_dir)}")
+    return directory
+
+
 def resolve(path: Path) -> Path:
     """Return the checkpoint directory of a path. For a run that is the best one, or the newest if
     `best.json` names none.
     """
-    if not path.exists():
-        raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
-    directory = path / layout.CHECKPOINTS
-    if directory.is_symlink():
-        raise UserError(f"{directory}: is a link, which is not followed; give its target")
-    if not directory.is_dir():
-        raise UserError(f"{path}: {_lack_of_checkpoints(path)}")
+    directory = directory_of(path)
     history = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint

@@ -383,7 +383,8 @@ MISTAKES = [
     ("average {run} --last 99 -o {tmp}/mean", 1, ["but 99 are to be averaged", "--last"]),
     ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
     ("average {run}/checkpoints/step-00000002 -o {tmp}/mean", 2, ["is one checkpoint; give the"]),
-    ("average {tmp}/none -o {tmp}/mean", 2, ["none/config.yaml: cannot read the config"]),
+    ("average {tmp}/none -o {tmp}/mean", 1, ["none: no such directory; give a run"]),
+    ("average {run}/validation -o {tmp}/mean", 1, ["neither a run directory nor a checkpoint"]),
     # pages
     ("attention -m {run} -o {tmp}/a.html a b -t c", 2, ["-t/--target", "one sentence"]),
     ("attention -m {run} -o {tmp}/a.html a -i {src}", 2, ["either sentences or -i/--input FILE"]),

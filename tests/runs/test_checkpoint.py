@@ -314,6 +314,9 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
         checkpoint.average_run(run, 2, output, EVERY_10)
     with pytest.raises(UserError, match=r"has 3 scheduled checkpoints.*--last"):
         checkpoint.average_run(run, 4, tmp_path / "other", EVERY_10)
+    only_stopped = make_run(tmp_path / "stopped", 5)
+    with pytest.raises(UserError, match="stopped: has no scheduled checkpoint yet"):
+        checkpoint.average_run(only_stopped, 1, tmp_path / "other", EVERY_10)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
