@@ -386,7 +386,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     option("--json", action="store_true", help="print one JSON object per row")
     args = parser.parse_args(words)
     if not args.model and bool(args.src) != bool(args.tgt):
-        parser.error("--src and --tgt go together; give both, or neither")
+        parser.error("give both --src and --tgt, or neither")
     if args.peer and not args.model:
         parser.error("--peer needs --model")
     if args.peer:

@@ -88,7 +88,7 @@ def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -
         (lambda model: mtrain.load("no/where"), "no/where"),
         (lambda model: model.translate(["a"], beam_size=0), "--beam-size 0"),
         (lambda model: model.translate(["a"], n_best=5, beam_size=2), "from 1 to beam_size 2"),
-        (lambda model: model.translate(["a"], n_best=2, mbr=4), "does not go with n_best"),
+        (lambda model: model.translate(["a"], n_best=2, mbr=4), "cannot be combined with n_best"),
         (lambda model: model.translate(["a"], beem_size=4), "beem_size: no setting of decode"),
         (lambda model: model.translate(["a", None]), r"text\[1\]: expected a line, not NoneType"),
         (lambda model: model.translate(b"a"), "text: expected a list of lines, not bytes"),

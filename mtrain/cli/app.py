@@ -58,7 +58,9 @@ def _register(
         if not ranks:
             refuse_ranks()
         if quiet and verbose:
-            raise RefusedError("-q/--quiet: does not go with -v/--verbose; remove one of them")
+            raise RefusedError(
+                "-q/--quiet: cannot be combined with -v/--verbose; remove one of them"
+            )
         if quiet or verbose:
             log.set_up_console(level=logging.WARNING if quiet else logging.DEBUG)
         command(**values)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mtrain.config import schema
     from mtrain.translation.translator import Translator
 
-# Options that need --sample, and options that do not go with it.
+# Options that need --sample, and options that cannot be combined with it.
 SAMPLING_ONLY, SEARCH_ONLY = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
 
@@ -87,7 +87,7 @@ def open_translator(
     **decode: Any,
 ) -> Iterator["Translator"]:
     """Load models on every rank; `decode` overrides their search settings. Raises `RefusedError`
-    for options that do not go together.
+    for options that cannot be combined.
     """
     from mtrain.runtime.distributed import connected_ranks
     from mtrain.translation.loading import load_on_ranks
@@ -105,17 +105,17 @@ def open_translator(
 
 def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:
     """Return an error for sampling options without `--sample`, search options with it, an `n_best`
-    above the beam size, or options that do not go with `--mbr`; None if there is none.
+    above the beam size, or options that `--mbr` excludes; None if there is none.
     """
     n_best, mbr = given["n_best"], given["mbr"]
     for name in ("beam_size", "n_best"):
         if mbr is not None and given[name] is not None:
             option = name.replace("_", "-")
-            return f"{option}: does not go with --mbr, which chooses one of N hypotheses"
+            return f"{option}: cannot be combined with --mbr, which chooses one of N hypotheses"
     names, advice = SAMPLING_ONLY, "needs --sample; add it"
     if decode.sample:
         source = "--sample" if given.get("sample") else "decode.sample of this run"
-        names, advice = SEARCH_ONLY, f"does not go with {source}; remove one of them"
+        names, advice = SEARCH_ONLY, f"cannot be combined with {source}; remove this option"
     elif n_best is not None and n_best > decode.beam_size:
         return f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
     unused = (name for name in names if given.get(name) is not None)

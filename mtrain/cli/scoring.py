@@ -120,7 +120,7 @@ def _check_eval_inputs(
     precision: str,
     decode: dict[str, object],
 ) -> None:
-    """Refuse options that do not go together."""
+    """Refuse options that are missing or cannot be combined."""
     if hypothesis is not None:
         opening.refuse_ranks()
     if on is not None:
@@ -146,8 +146,8 @@ def _check_eval_inputs(
     )
     if hypothesis is not None and needs_model:
         raise RefusedError(
-            "mtrain eval: --hypothesis does not go with -o, --device, --precision or search "
-            "options; remove them"
+            "mtrain eval: --hypothesis cannot be combined with -o, --device, --precision or "
+            "search options; remove them"
         )
 
 

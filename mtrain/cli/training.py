@@ -41,7 +41,7 @@ def train(
     """
     config = opening.either(config_file, config, options.CONFIG)
     if json_ and not dry_run:
-        raise RefusedError("--json: goes with --dry-run; a run keeps its records in metrics.jsonl")
+        raise RefusedError("--json: needs --dry-run; a run keeps its records in metrics.jsonl")
     if metric_timeout is not None and metric_command is None:
         raise RefusedError("--metric-timeout: needs --metric-command; add it")
     settings, stop = opening.begin_job(config, set_, time_limit)

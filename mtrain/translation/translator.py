@@ -103,7 +103,7 @@ def check_options(
         if not lowest <= value <= highest:
             raise RefusedError(f"{name} {value}: must be {expected}")
     if mbr is not None and (n_best is not None or beam_size is not None):
-        raise RefusedError("mbr: does not go with n_best and beam_size; leave them out")
+        raise RefusedError("mbr: cannot be combined with n_best and beam_size; leave them out")
     if seed is not None and not decode.sample:
         raise RefusedError(f"seed {seed}: needs sample=True; add it, or leave the seed out")
 

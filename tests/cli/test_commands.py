@@ -278,11 +278,11 @@ MISTAKES = [
     ("train --frobnicate", 2, ["--frobnicate"]),
     ("train {config} -c {config}", 2, ["-c/--config: given twice", "give it once"]),
     ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
-    ("train {config} --json", 2, ["--json: goes with --dry-run"]),
+    ("train {config} --json", 2, ["--json: needs --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off"]),
     ("check", 2, ["no config is given; give it as the first argument or by -c/--config"]),
-    ("train -q -v {config}", 2, ["-q/--quiet: does not go with -v/--verbose"]),
+    ("train -q -v {config}", 2, ["-q/--quiet: cannot be combined with -v/--verbose"]),
     ("verify {run} -m {run}", 2, ["-m/--model: given twice"]),
     (
         "average -o {tmp}/mean",
@@ -356,9 +356,9 @@ MISTAKES = [
     ("eval --hypothesis {src} --on valid", 2, ["--on: needs -m/--model"]),
     ("eval {run} --on Valid", 2, ["--on Valid: the run has no such", "one of valid, held_out"]),
     ("eval -m {tmp}/data --on valid", 1, ["data: belongs to no run directory"]),
-    ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis does not go with"]),
-    ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis does not go with"]),
-    ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["does not go with -o, --device"]),
+    ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis cannot be combined with"]),
+    ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis cannot be combined with"]),
+    ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["cannot be combined with -o, --device"]),
     ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "reference has 6"]),
     ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
     ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "invalid UTF-8"]),
@@ -409,7 +409,7 @@ MISTAKES = [
     # options that do not fit
     ("translate -m {run} --sample --temperature 0", 2, ["temperature"]),
     ("translate -m {run} --top-k 3", 2, ["--top-k: needs --sample"]),
-    ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: does not go with"]),
+    ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: cannot be combined with"]),
     ("translate -m {run} --sample --seed -1", 2, ["--seed"]),
     ("translate -m {run} -o {tmp}/x --alignments {tmp}/x", 2, ["x: is the output file"]),
     ("translate -m {run} -o {tmp}/x.gz", 2, ["x.gz: output is not compressed; choose"]),
@@ -1323,6 +1323,6 @@ def test_flags_show_no_type_in_the_help(command: Command) -> None:
 def test_a_run_that_samples_takes_no_option_of_the_search() -> None:
     given = {"beam_size": 5, "n_best": None, "mbr": None, "sample": None}
     decode = DecodeConfig(sample=True)
-    refused = "beam-size: does not go with decode.sample of this run; remove one of them"
+    refused = "beam-size: cannot be combined with decode.sample of this run; remove this option"
     assert opening._mismatch(given, decode) == refused
     assert opening._mismatch({**given, "beam_size": None, "top_k": 3}, decode) is None

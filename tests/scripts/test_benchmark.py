@@ -91,7 +91,7 @@ def test_a_trained_model_and_its_peer(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--src a", "--src and --tgt go together"),
+        ("--src a", "give both --src and --tgt"),
         ("--peer", "--peer needs --model"),
         ("--sizes tiny,huge", "--sizes: huge: choose from"),
     ],
