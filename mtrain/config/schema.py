@@ -54,7 +54,7 @@ class DataConfig(Section):
     valid: Annotated[Annotated[Corpus, Tag(ONE)] | CorpusList, BY_TYPE]
     """corpus that is translated and scored during training, or a list: the mean score decides"""
     test: dict[FileName, Corpus] = {}
-    """named corpora that are scored at the end of training"""
+    """corpora scored at the end of training, by name: letters, digits and _ . + -"""
     max_length: Annotated[int, Field(ge=2, le=1 << 16)] = 256
     """most tokens per side, with eos; longer training pairs are dropped"""
     invalid_utf8: Literal["error", "drop"] = "error"
@@ -372,7 +372,7 @@ def expectation(error: Any) -> str:
     if error["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
         return "should be a mapping of settings"
     if error["type"] == "string_pattern_mismatch":
-        return "should have another form"
+        return "should be written as described"
     message = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     return re.sub("^(Input|String|List|Value) ", "", message).replace(" after validation", "")
 

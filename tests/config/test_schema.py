@@ -183,7 +183,7 @@ def test_quoted_words_stay_words(tmp_path: Path) -> None:
 TRAIN = "{src: a.en, tgt: a.de}"
 # What replaces the training corpus in line 5, and the message without `data.train.0.`.
 CORPORA_REFUSED = [
-    ("{file: a.csv, src: 0, tgt: 1}", "file: form, got 'a.csv' a .tsv, .jsonl or .tmx"),
+    ("{file: a.csv, src: 0, tgt: 1}", "file: described, got 'a.csv' a .tsv, .jsonl or .tmx"),
     ("{file: a.tsv, src: 0, tgt: de}", "file: both be column numbers"),
     ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
     ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
@@ -254,7 +254,7 @@ ADDED = [
     ("train: {adam_betas: [0.9]}", "7: train.adam_betas: at least 2 list of 1"),
     ("train: {adam_betas: [0.9, 2]}", "7: train.adam_betas less than 1, got 2"),
     ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
-    ("train: {device: gpu}", "7: train.device: form, got 'gpu' cuda:N"),
+    ("train: {device: gpu}", "7: train.device: described, got 'gpu' cuda:N"),
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
     ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
