@@ -160,18 +160,18 @@ def _count_to_hold_out(request: Request, pairs: int) -> int:
     """Return the number of pairs to hold out; raises `RefusedError` for too many, `UserError` if
     the text has too few.
     """
-    most = int(MAX_HELD_OUT * pairs)
-    if request.hold_out > most:
+    limit = int(MAX_HELD_OUT * pairs)
+    if request.hold_out > limit:
         raise RefusedError(
             f"--hold-out {request.hold_out}: more than a tenth of the {pairs:,} pairs; give a "
             "smaller number, or a separate validation set with --valid-src, --valid-tgt"
         )
-    if pairs and not most and request.valid is None:
+    if pairs and not limit and request.valid is None:
         raise UserError(
             f"{request.src}: too few pairs to hold out a validation set: {pairs}; add text, or "
             "name a set with --valid-src, --valid-tgt"
         )
-    return request.hold_out or min(DEFAULT_HELD_OUT, max(MIN_HELD_OUT, pairs // 50), most)
+    return request.hold_out or min(DEFAULT_HELD_OUT, max(MIN_HELD_OUT, pairs // 50), limit)
 
 
 def _check_names(request: Request) -> None:

@@ -24,7 +24,7 @@ SAMPLING_ONLY, SEARCH_ONLY = ["temperature", "top_k", "top_p", "seed"], ["beam_s
 SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
 
 
-def either(argument: Path | None, option: Path | None, name: str) -> Path:
+def argument_or_option(argument: Path | None, option: Path | None, name: str) -> Path:
     """Return the path that is given either as an argument or by the option `name`; raises
     `RefusedError` if both or neither is given.
     """
@@ -44,7 +44,10 @@ def run_and_texts(
     """
     words = words or []
     if not models:
-        models, words = [either(as_path(words[0]) if words else None, None, RUN)], words[1:]
+        models, words = (
+            [argument_or_option(as_path(words[0]) if words else None, None, RUN)],
+            words[1:],
+        )
     for word in words:
         with suppress(OSError, ValueError):  # a sentence may be longer than any file name
             _warn_of_file_name(word)

@@ -44,7 +44,7 @@ def report(
 
     Example: `mtrain report runs/NAME -o report.html`
     """
-    run = opening.either(run, model, options.RUN)
+    run = opening.argument_or_option(run, model, options.RUN)
     from mtrain.report import page as reporting
 
     output = check_page(output, "report.html")
@@ -63,7 +63,7 @@ def verify(
 
     Example: `mtrain verify runs/NAME`
     """
-    run = opening.either(run, model, options.RUN)
+    run = opening.argument_or_option(run, model, options.RUN)
     from mtrain.runs import verify as verifying
 
     findings = []
@@ -99,7 +99,7 @@ def average(
 
     Example: `mtrain average runs/NAME --last 5 -o averaged`
     """
-    run = opening.either(run, model, options.RUN)
+    run = opening.argument_or_option(run, model, options.RUN)
     from mtrain.config.loading import load_stored_config
     from mtrain.runs import checkpoint
     from mtrain.runs.layout import refuse_run_files
@@ -139,7 +139,7 @@ def export(
 
     Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
-    model = opening.either(run, model, options.RUN)
+    model = opening.argument_or_option(run, model, options.RUN)
     from mtrain.export import convert as exporting
     from mtrain.runs.layout import refuse_run_files
     from mtrain.translation import loading

@@ -40,7 +40,7 @@ def evaluate(
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
     if run is not None:
-        model = [opening.either(run, model[0] if model else None, options.RUN)]
+        model = [opening.argument_or_option(run, model[0] if model else None, options.RUN)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
@@ -166,7 +166,7 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
-    model = opening.either(run, model, options.RUN)
+    model = opening.argument_or_option(run, model, options.RUN)
     refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams
 
@@ -216,7 +216,7 @@ def compare(
         metrics=chosen,
         tokenize=choose_tokenizer(tokenize, tgt_lang, references),
         lowercase=lowercase,
-        most=lines,
+        max_lines=lines,
     )
     if json_:
         print_json(result.as_json())

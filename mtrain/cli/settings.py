@@ -39,7 +39,7 @@ def show(
 
     Example: `mtrain config show en-de.yaml --set train.max_steps=9`
     """
-    config = opening.either(config_file, config, options.CONFIG)
+    config = opening.argument_or_option(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
     from mtrain.config.schema import dump_config
 

@@ -39,7 +39,7 @@ def train(
 
     Example: `mtrain train en-de.yaml`
     """
-    config = opening.either(config_file, config, options.CONFIG)
+    config = opening.argument_or_option(config_file, config, options.CONFIG)
     if json_ and not dry_run:
         raise RefusedError("--json: needs --dry-run; a run keeps its records in metrics.jsonl")
     if metric_timeout is not None and metric_command is None:
@@ -152,7 +152,7 @@ def check(
 
     Example: `mtrain check en-de.yaml`
     """
-    config = opening.either(config_file, config, options.CONFIG)
+    config = opening.argument_or_option(config_file, config, options.CONFIG)
     settings, stop = opening.begin_job(config, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
@@ -179,7 +179,7 @@ def data_build(
 
     Example: `mtrain data build en-de.yaml`
     """
-    config = opening.either(config_file, config, options.CONFIG)
+    config = opening.argument_or_option(config_file, config, options.CONFIG)
     settings, stop = opening.begin_job(config, set_, time_limit)
     from mtrain.training.job import build_data
 
@@ -193,7 +193,7 @@ def tokenizer_train(
 
     Example: `mtrain tokenizer train en-de.yaml`
     """
-    config = opening.either(config_file, config, options.CONFIG)
+    config = opening.argument_or_option(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
 
     settings = load_config(config, set_)

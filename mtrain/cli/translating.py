@@ -27,8 +27,7 @@ def translate(
     words: options.RunAndTexts = None,
     model: options.Models = None,
     input_: Annotated[
-        str | None,
-        stream("Text to translate, one sentence per line; `-` is stdin.", "--input", "-i"),
+        str | None, stream("Text to translate, a sentence per line; `-` is stdin.", "--input", "-i")
     ] = None,
     output: Annotated[
         str, stream("File for the translations; `-` is stdout.", "--output", "-o")
@@ -58,7 +57,8 @@ def translate(
     model, texts = opening.run_and_texts(words, model)
     input_ = _input_of(texts, input_)
     _check_files(output, alignments, input_, target_prefix)
-    is_interactive = _is_interactive(input_, model)
+    if is_interactive := _is_interactive(input_):
+        log.logger.info("loading %s", ", ".join(map(str, model)))
     from mtrain.translation import streams
 
     with opening.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
@@ -85,12 +85,9 @@ def translate(
             )
 
 
-def _is_interactive(input_: str, models: list[Path]) -> bool:
-    """Whether a person types the text; if so, log that the models are being loaded."""
-    if input_ != "-" or not sys.stdin.isatty() or not log.is_on_terminal():
-        return False
-    log.logger.info("loading %s", ", ".join(map(str, models)))
-    return True
+def _is_interactive(input_: str) -> bool:
+    """Whether a person types the text, and sees messages."""
+    return input_ == "-" and sys.stdin.isatty() and log.is_on_terminal()
 
 
 def _prompting(
@@ -194,7 +191,7 @@ def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> No
 
     Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
     """
-    _convert(opening.either(run, model, options.RUN), to_pieces=True)
+    _convert(opening.argument_or_option(run, model, options.RUN), to_pieces=True)
 
 
 def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> None:
@@ -202,7 +199,7 @@ def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> No
 
     Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
     """
-    _convert(opening.either(run, model, options.RUN), to_pieces=False)
+    _convert(opening.argument_or_option(run, model, options.RUN), to_pieces=False)
 
 
 def _convert(model: Path, *, to_pieces: bool) -> None:

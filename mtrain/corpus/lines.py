@@ -95,18 +95,18 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def evenly_spaced(items: list[int], most: int) -> list[int]:
-    """Return at most `most` items of a list, evenly spaced, including the first and the last."""
-    if len(items) <= most:
+def evenly_spaced(items: list[int], max_items: int) -> list[int]:
+    """Return at most `max_items` items of a list, evenly spaced, with the first and the last."""
+    if len(items) <= max_items:
         return items
-    return [items[i * (len(items) - 1) // (most - 1)] for i in range(most)]
+    return [items[i * (len(items) - 1) // (max_items - 1)] for i in range(max_items)]
 
 
-def medium_line_indices(lines: list[str], most: int) -> list[int]:
-    """Return indices of at most `most` lines, evenly spaced among the middle half by length."""
+def medium_line_indices(lines: list[str], max_lines: int) -> list[int]:
+    """Return indices of at most `max_lines` lines, evenly spaced in the middle half by length."""
     order = sorted((len(line), i) for i, line in enumerate(lines) if not is_blank(line))
     middle = order[len(order) // 4 : max(1, 3 * len(order) // 4)]
-    return evenly_spaced(sorted(i for _, i in middle), most)
+    return evenly_spaced(sorted(i for _, i in middle), max_lines)
 
 
 def chunked(
@@ -138,12 +138,12 @@ def is_too_long(text: str) -> bool:
     return len(text) > MAX_TEXT_LENGTH and len(text.encode("utf-8", "replace")) > MAX_LINE_LENGTH
 
 
-def shorten_text(text: str, most: int) -> str:
-    """Cut a text to `most` characters, at a space if there is one near the end."""
-    if len(text) <= most:
+def shorten_text(text: str, max_length: int) -> str:
+    """Cut a text to `max_length` characters, at a space if there is one near the end."""
+    if len(text) <= max_length:
         return text
-    space = text.rfind(" ", most * 3 // 4, most)
-    return text[: space if space > 0 else most]
+    space = text.rfind(" ", max_length * 3 // 4, max_length)
+    return text[: space if space > 0 else max_length]
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -194,27 +194,27 @@ def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
     cut a little above that, without `\n`. With a `name`, raises `UserError` for a file that is not
     plain UTF-8.
     """
-    most = MAX_LINE_LENGTH + 8  # room for `\r\n` and for the last character
+    max_length = MAX_LINE_LENGTH + 8  # room for `\r\n` and for the last character
     line, read = b"", cast(BufferedIOBase, stream).read1  # returns without waiting for a full block
     while block := read(_BLOCK):
         if name is not None:
             refuse_other_start(block, name)
             name = None
         rest, *next_lines = block.split(b"\n")
-        if len(line) <= most:
+        if len(line) <= max_length:
             line += rest
         for next_line in next_lines:
-            yield _cut_line(line + b"\n", most)
+            yield _cut_line(line + b"\n", max_length)
             line = next_line
     if line:
-        yield _cut_line(line, most)
+        yield _cut_line(line, max_length)
 
 
-def _cut_line(line: bytes, most: int) -> bytes:
-    """Cut a line to `most` bytes, without a last character whose other bytes may be cut off."""
-    if len(line) <= most:
+def _cut_line(line: bytes, max_length: int) -> bytes:
+    """Cut a line to `max_length` bytes, less a last character whose other bytes may be cut off."""
+    if len(line) <= max_length:
         return line
-    line = line[:most]
+    line = line[:max_length]
     return line[:-4] + line[-4:].rstrip(_CONTINUATION_BYTES).rstrip(_LEADING_BYTES)
 
 

@@ -91,12 +91,12 @@ def check_selection(loaded: LoadedModel, selection: Selection) -> None:
     layers = dict.fromkeys(KINDS, shape.num_decoder_layers)
     layers["encoder"] = shape.num_encoder_layers
     num_layers = max(layers[kind] for kind in selection.kinds or KINDS)
-    for option, numbers, most in (
+    for option, numbers, limit in (
         ("layer", selection.layers, num_layers),
         ("head", selection.heads, shape.num_heads),
     ):
-        if max(numbers, default=0) > most:
-            maps = f"these maps have {most} {option}s"
+        if max(numbers, default=0) > limit:
+            maps = f"these maps have {limit} {option}s"
             raise RefusedError(f"--{option} {max(numbers)}: {maps}; choose a smaller number")
 
 
@@ -111,11 +111,11 @@ def _sentence(
     else:
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
-    most = min(MAX_TOKENS, loaded.positions_limit or MAX_TOKENS)
-    if cut or max(len(src), len(tgt)) >= most:
+    max_tokens = min(MAX_TOKENS, loaded.positions_limit or MAX_TOKENS)
+    if cut or max(len(src), len(tgt)) >= max_tokens:
         raise UserError(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention "
-            f"can be shown for at most {most}; give a shorter sentence"
+            f"can be shown for at most {max_tokens}; give a shorter sentence"
         )
     maps = _maps(loaded, src, np.array(tgt, np.int64), selection)
     languages = loaded.directions[0] if len(loaded.directions) == 1 else ("", "")

@@ -139,15 +139,15 @@ def compare(
     metrics: list[str],
     tokenize: str,
     lowercase: bool,
-    most: int,
+    max_lines: int,
 ) -> Comparison:
-    """Compare systems with the first one, the baseline; find at most `most` better and as many
-    worse lines of each system, those whose chrF2 differs most from the baseline's.
+    """Compare systems with the first one, the baseline; find at most `max_lines` better and as
+    many worse lines of each system, those whose chrF2 differs most from the baseline's.
     """
     _warn_of_oddities(systems, references)
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
     tests = paired_tests(metrics, systems, references, tokenize, lowercase)
-    contrasts = _contrasts(systems, references, sources, lowercase, most)
+    contrasts = _contrasts(systems, references, sources, lowercase, max_lines)
     names = [name for name, _ in systems]
     return Comparison(len(references[0]), names, tests, contrasts)
 
@@ -170,10 +170,10 @@ def _contrasts(
     references: list[list[str]],
     sources: list[str],
     lowercase: bool,
-    most: int,
+    max_lines: int,
 ) -> list[Contrasts]:
     """Return the contrasts of each system; the baseline has none."""
-    if not most:
+    if not max_lines:
         return [{} for _ in systems]
     texts = [lines for _, lines in systems]
     chrf = [sentence_chrf(lines, references, lowercase) for lines in texts]
@@ -186,7 +186,7 @@ def _contrasts(
 
     def largest(n: int, sign: int) -> list[Contrast]:
         gains = [sign * (new - old) for old, new in zip(chrf[0], chrf[n], strict=True)]
-        indices = nlargest(most, range(len(gains)), gains.__getitem__)
+        indices = nlargest(max_lines, range(len(gains)), gains.__getitem__)
         return [contrast(n, i) for i in indices if gains[i] > 0]
 
     others = range(1, len(systems))

@@ -115,9 +115,12 @@ def test_chinese_is_cut_as_by_eval(tmp_path: Path) -> None:
 
 
 def compared(
-    texts: list[list[str]], reference: list[str], most: int = 2, sources: list[str] | None = None
+    texts: list[list[str]],
+    reference: list[str],
+    max_lines: int = 2,
+    sources: list[str] | None = None,
 ) -> Comparison:
-    options = {"metrics": ["chrf"], "tokenize": "13a", "lowercase": False, "most": most}
+    options = {"metrics": ["chrf"], "tokenize": "13a", "lowercase": False, "max_lines": max_lines}
     systems = list(zip("abc", texts, strict=False))
     return compare.compare(systems, [reference], sources or [], **options)
 
