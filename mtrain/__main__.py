@@ -1,6 +1,6 @@
 """`python -m mtrain` is the `mtrain` command."""
 
-from mtrain.cli.app import main
+from mtrain.cli import main
 
 if __name__ == "__main__":
     main()

@@ -18,7 +18,7 @@ from mtrain.cli import runs, scoring, settings, training, translating
 from mtrain.cli.opening import refuse_ranks
 from mtrain.cli.options import add_parameters, flag, value
 from mtrain.runtime import log
-from mtrain.runtime.console import exit_on_interrupt, open_closed_streams
+from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     RefusedError,
@@ -103,7 +103,6 @@ def main() -> None:
     # child processes must not import modules from the working directory, which may be untrusted
     os.environ["PYTHONSAFEPATH"] = "1"
     open_closed_streams()
-    exit_on_interrupt()
     log.set_up_console(level=logging.INFO)
     try:
         app()

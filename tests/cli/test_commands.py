@@ -192,6 +192,21 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("set()\n")
 
 
+def test_ctrl_c_during_the_imports_shows_no_traceback() -> None:
+    code = """
+import signal, sys
+class Interrupt:
+    def find_spec(name, *rest):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupt)
+from mtrain.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_the_module_runs_as_the_command() -> None:
     done = run_mtrain("--version")
     assert (done.returncode, done.stdout) == (0, f"mtrain {mtrain.__version__}\n")
