@@ -9,7 +9,7 @@ from typing import Any
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.lines import RowError
 from mtrain.corpus.readers import describe
-from mtrain.runtime.console import cut_to_width
+from mtrain.runtime.console import cut_to_width, width_of
 from mtrain.runtime.errors import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -228,7 +228,7 @@ class Findings:
 
 
 def _with_count(head: str, count: str, width: int) -> str:
-    return f"{head} {count.rjust(width - len(head) - 1)}"
+    return f"{head} {count.rjust(width - width_of(head) - 1)}"
 
 
 def _example_lines(example: Example, width: int) -> list[str]:
@@ -236,4 +236,6 @@ def _example_lines(example: Example, width: int) -> list[str]:
     start = f"{' ' * 11}{example.shown}"
     if not example.shown:
         return wrap(printable(example.text), width, initial_indent=start, subsequent_indent=start)
-    return [f"{start}  {cut_to_width(printable(example.text), width - len(start) - 2)}".rstrip()]
+    return [
+        f"{start}  {cut_to_width(printable(example.text), width - width_of(start) - 2)}".rstrip()
+    ]

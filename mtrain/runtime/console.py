@@ -34,12 +34,17 @@ def paint(text: str, colour: str, stream: TextIO | None) -> str:
     return f"\x1b[1;{colour}m{text}\x1b[0m"
 
 
+def width_of(text: str) -> int:
+    """Return the number of terminal columns of a text."""
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.combining(char) > 0 for char in text)
+
+
 def cut_to_width(text: str, width: int) -> str:
     """Cut a text to a number of terminal columns."""
     columns = cut = 0  # `cut`: number of characters that leave room for "..."
     for length, char in enumerate(text, 1):
-        if not unicodedata.combining(char):
-            columns += 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        columns += width_of(char)
         if columns <= width - 3:
             cut = length
         if columns > width:

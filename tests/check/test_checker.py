@@ -33,7 +33,7 @@ from mtrain.config.languages import FREQUENT
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
-from mtrain.runtime.console import cut_to_width
+from mtrain.runtime.console import cut_to_width, width_of
 from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
 
@@ -708,6 +708,13 @@ def test_accents_apart_from_their_letters_are_found() -> None:
     assert faults._find_decomposed("x" * 500 + "cafe\u0301") == 503
     # to be put in order, all in one go, takes an hour
     assert faults._find_decomposed("e" + "\u0301\u0316" * 500_000) == 0
+
+
+def test_wide_characters_take_two_columns() -> None:
+    findings = Findings("data.valid", TextCorpus(src="訓練.en", tgt="訓練.de"), Path(), 1)
+    assert width_of(next(findings.lines(80))) == 80
+    findings.add("blank", 1, [findings.example(1, "字" * 80)])
+    assert width_of(list(findings.lines(80))[-1]) == 79
 
 
 def test_messages_are_wrapped_to_the_width() -> None:
