@@ -61,7 +61,8 @@ def export(
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         if to == "argos":
-            with TemporaryDirectory() as temporary, opened(directory, is_new=True) as (sink,):
+            place = TemporaryDirectory(prefix=".mtrain-", dir=directory.parent)
+            with place as temporary, opened(directory, is_new=True) as (sink,):
                 fill(Path(temporary))
                 argos_format.pack(Path(temporary), loaded, sink)
         else:

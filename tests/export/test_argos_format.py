@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -62,10 +63,11 @@ def expected(loaded: LoadedModel) -> list[str]:
 
 
 def test_a_package_has_what_argos_translate_reads(
-    loaded_model: LoadedModel, tmp_path: Path
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "new" / "aa_ba.argosmodel"
     path.parent.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")  # the only disk that is used is the output's
     shown = export(loaded_model, path, "int8")
     assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
         f"{kind}, {search}" for kind in ("float32", "int8") for search in ("greedy", "beam 4")
