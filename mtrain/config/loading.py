@@ -3,6 +3,7 @@ misspelt key the most similar known one.
 """
 
 import difflib
+import math
 import os
 import re
 from collections import Counter
@@ -296,6 +297,8 @@ def _number_advice(error: Any, raw: str | None) -> str:
             number = float(error["input"])
             if number.is_integer():
                 return f"; write {int(number)}{'' if raw else ' without quotes'}"
+            if error["type"] == "float_type" and math.isfinite(number):
+                return f"; write {number} without quotes"
     return ""
 
 
