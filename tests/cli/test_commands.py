@@ -1162,7 +1162,7 @@ def test_names_of_others_forge_no_line(tmp_path: Path) -> None:
 
 def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     translate = f"$MTRAIN translate -m {trained_run}"
-    lines = [f"{translate} <&-", f"echo bavo | {translate} >&-", "$MTRAIN average absent -o a 2>&-"]
+    lines = [f"{translate} <&-", f"echo bavo | {translate} >&-", "$MTRAIN train absent.yaml 2>&-"]
     with ThreadPoolExecutor() as pool:
         stdin, stdout, stderr = pool.map(shell, lines)
     assert (stdin.returncode, stdin.stdout, stdin.stderr.count("\n")) == (1, "", 1)
