@@ -92,12 +92,15 @@ def average(
     ],
     run: options.RunDirectory = None,
     model: options.Model = None,
-    last: Annotated[int, value("N", "Average the N newest checkpoints.", min=1)] = 5,
+    last: Annotated[
+        int | None,
+        value("N", "Average the N newest checkpoints; default: as train.average_last.", min=1),
+    ] = None,
     json_: options.Json = False,
 ) -> None:
     """Average the weights of a run's newest checkpoints.
 
-    Example: `mtrain average runs/NAME --last 5 -o averaged`
+    Example: `mtrain average runs/NAME -o averaged`
     """
     run = opening.argument_or_option(run, model, options.RUN)
     from mtrain.config.loading import load_stored_config

@@ -178,18 +178,22 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
-def average_run(run_dir: Path, last: int, output: Path, train: TrainConfig) -> list[Path]:
-    """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory."""
+def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfig) -> list[Path]:
+    """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory.
+    None: up to `train.average_last`, as at the end of a run, or else all that the run keeps.
+    """
     directory = directory_of(run_dir)
     manifest.check_new(output)
     newest = layout.last_step(scheduled_steps(directory, train))
-    wanted = last_scheduled(directory, newest, train.save_every, last)
+    count = last or train.average_last or train.keep_checkpoints
+    wanted = last_scheduled(directory, newest, train.save_every, count)
     paths = intact_suffix(wanted)
-    if len(paths) < last:
+    if len(paths) < count:
         for path in filter(Path.exists, wanted):
             manifest.verify(path)  # damage is the better reason
-        if not paths:
-            raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
+    if not paths:
+        raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
+    if last and len(paths) < last:
         raise UserError(
             f"{run_dir}: has {len(paths)} scheduled checkpoints in a row up to the newest "
             f"(train.keep_checkpoints), but {last} are to be averaged; lower --last"

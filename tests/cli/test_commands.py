@@ -36,7 +36,7 @@ from mtrain.cli.runs import Quantization
 from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
-from mtrain.config.schema import DecodeConfig
+from mtrain.config.schema import DecodeConfig, dump_config
 from mtrain.export.convert import FORMS
 from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
@@ -834,6 +834,22 @@ def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) 
     assert json.loads(result.out) == {"checkpoint": str(again), "averaged": names}
     assert result.err == ""
     assert command("translate", "-m", tmp_path / "mean", stdin=b"lapo\n").code == 0
+
+
+def test_an_average_is_by_default_that_of_the_run_or_of_the_fewer_that_there_are(
+    command: Command, run_dir: Path, tmp_path: Path
+) -> None:
+    config = load_config(run_dir / "config.yaml")
+    present = [
+        path.name for path in checkpoint.scheduled_steps(run_dir / "checkpoints", config.train)
+    ]
+    for wanted in (0, 1, 2, 99):
+        run = tmp_path / f"run-{wanted}"
+        shutil.copytree(run_dir, run)
+        train = config.train.model_copy(update={"average_last": wanted, "keep_checkpoints": 3})
+        (run / "config.yaml").write_text(dump_config(config.model_copy(update={"train": train})))
+        result = command("average", run, "-o", tmp_path / f"mean-{wanted}", "--json")
+        assert json.loads(result.out)["averaged"] == present[-(wanted or 3) :]
 
 
 def test_a_page_has_a_default_name_and_replaces_no_other_file(
