@@ -148,7 +148,8 @@ def intact_suffix(paths: list[Path]) -> list[Path]:
 
 def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     """Remove checkpoints that are not needed. Keep the last scheduled ones, the `best`, resume
-    points newer than every scheduled one, and the trainer's state of the newest two.
+    points newer than every scheduled one, and the trainer's state of the newest two and of the
+    newest scheduled one, which outlives the resume points.
     """
     scheduled = scheduled_steps(directory, train)
     newest = layout.last_step(scheduled)
@@ -159,7 +160,8 @@ def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
         if path.name not in kept_names and not is_new_resume_point:
             manifest.remove_directory(path)
     for path in steps(directory)[:-2]:
-        manifest.remove_directory(path / layout.TRAINER)
+        if path not in scheduled[-1:]:
+            manifest.remove_directory(path / layout.TRAINER)
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:

@@ -223,6 +223,14 @@ def test_retention(
     assert {item.name for item in tmp_path.iterdir()} == {*names(tmp_path), "average"}
 
 
+def test_two_checkpoints_can_be_resumed_from_after_any_number_of_stops(tmp_path: Path) -> None:
+    for step in (10, 13, 15, 17, 20):
+        save(tmp_path, step)
+        checkpoint.prune(tmp_path, EVERY_10, set())
+    assert names(tmp_path) == [step_name(10), step_name(20)]
+    assert all((path / "trainer").is_dir() for path in layout.steps(tmp_path))
+
+
 def test_the_average_is_the_mean(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (1, 2, 3)]
     mean = checkpoint.average(paths)
