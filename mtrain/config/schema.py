@@ -154,7 +154,7 @@ class TokenizerConfig(Section):
     """SentencePiece algorithm: bpe or unigram"""
     normalization: Literal["identity", "nfkc", "nmt_nfkc"] = "identity"
     """identity keeps text as it is; nfkc and nmt_nfkc change both sides, the output too"""
-    character_coverage: Annotated[float, Field(gt=0, le=1)] = 0.9995
+    character_coverage: Annotated[float, Field(ge=0.98, le=1)] = 0.9995  # SentencePiece's range
     """fraction of all characters that get a piece; rarer ones are spelled as bytes"""
     byte_fallback: bool = True
     """spell unknown characters as bytes, so that none is lost"""

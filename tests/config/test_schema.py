@@ -256,6 +256,7 @@ ADDED = [
     ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
     ("train: {device: gpu}", "7: train.device: described, got 'gpu' cuda:N"),
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
+    ("tokenizer: {character_coverage: 0.9}", "7: tokenizer.character_coverage: 0.98, got 0.9"),
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
     ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
     ("tokenizer: {user_symbols: [a b]}", "7: tokenizer.user_symbols: 'a b' contains white space"),
