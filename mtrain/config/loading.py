@@ -244,7 +244,8 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
     if error["type"] == "extra_forbidden":
         return f"unknown key; {_advice(key, section)}"
     name = next((part for part in reversed(error["loc"]) if part in section.model_fields), "")
-    purpose = f" ({section.model_fields[name].description})" if name else ""
+    meaning = section.model_fields[name].description if name else None  # None for a section
+    purpose = f" ({meaning})" if meaning else ""
     if error["type"] == "missing":
         return f"required, but missing{purpose}"
     expected = [expectation(each) for each in errors]

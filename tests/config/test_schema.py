@@ -308,6 +308,7 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, mess
     words = map(re.escape, f"{file}:{message.format(file)}".split())
     assert re.search(f"(?m)^{'.*'.join(words)}", refused), refused
     assert len(refused) < 500
+    assert "None" not in refused
 
 
 BOMB = [b"a: &a [x,x,x,x,x,x,x,x,x,x]"] + [
