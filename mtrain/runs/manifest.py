@@ -138,7 +138,7 @@ def seal(directory: Path) -> None:
     for item in sorted(directory.iterdir()):
         if not item.is_file() or item.name == NAME:
             continue
-        item.chmod(files.PERMISSIONS)
+        files.set_permissions(item, files.PERMISSIONS)
         files.sync(item)
         entries[item.name] = {"size": item.stat().st_size, "sha256": hash_file(item)}
     files.write_text(directory / NAME, _with_own_hash({"files": entries}))

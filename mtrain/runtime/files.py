@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO
 
 PARTIAL = ".{}.partial"  # temporary name, next to the final one
+# Errors of file systems without locks, such as some of Lustre and NFS.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE)
 
@@ -120,7 +122,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             out.flush()
             os.fsync(out.fileno())
         if path.exists() and not path.is_symlink():
-            partial.chmod(path.stat().st_mode & 0o777)
+            set_permissions(partial, path.stat().st_mode & 0o777)
         os.replace(partial, path)
         sync(path.parent)
     except OSError:
@@ -129,26 +131,45 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def set_permissions(file: Path | int, mode: int) -> None:
+    """Set the permissions of a new file. FAT, exFAT and some network file systems have none."""
+    with suppress(OSError):
+        os.chmod(file, mode)
+
+
 def sync(path: Path) -> None:
-    """Flush the bytes of a file, or the entries of a directory, to the disk."""
+    """Flush the bytes of a file, or the entries of a directory, to the disk. Some network file
+    systems cannot flush a directory, which is no error.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file or directory until it is closed; False if another process holds it."""
+    """Lock an open file until it is closed; False if another process holds it. NFS needs a file
+    that is open for writing.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        advice = "use another one, or mount it with locks"
+        text = f"its file system has no locks ({error.strerror}); {advice}"
+        raise OSError(error.errno, text) from None
     return True
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file or directory is still at `path`, neither removed nor replaced."""
+    """Whether an open file is still at `path`, neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

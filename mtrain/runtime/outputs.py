@@ -146,7 +146,7 @@ def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:
             return None
         raise
     if old is not None:
-        os.fchmod(descriptor, old.st_mode & 0o777)
+        files.set_permissions(descriptor, old.st_mode & 0o777)
     return _Output(path, target, partial, descriptor, os.fdopen(descriptor, "wb", closefd=False))
 
 
@@ -179,7 +179,7 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
     if path.is_symlink():
         path.unlink()
     with suppress(FileNotFoundError):
-        earlier = files.open_regular(path, os.O_RDONLY)
+        earlier = files.open_regular(path, os.O_RDWR)
         try:
             _lock(earlier, path)
             if keeps_lines and os.fstat(earlier).st_size:
@@ -201,8 +201,20 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
 
 def _lock(descriptor: int, path: Path) -> None:
     """Lock an open file; raises `RefusedError` if another process has locked or replaced it."""
-    if not (files.try_lock(descriptor) and files.is_at(descriptor, path)):
+    if not (_is_free(descriptor) and files.is_at(descriptor, path)):
         raise _refusal(path)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Lock a temporary file; False if another process has locked it. On a file system without
+    locks, that process will find that its file was removed.
+    """
+    try:
+        return files.try_lock(descriptor)
+    except OSError as error:
+        if error.errno not in files.NO_LOCKS:
+            raise
+    return True
 
 
 def _refusal(path: Path) -> RefusedError:

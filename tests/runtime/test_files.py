@@ -1,0 +1,89 @@
+"""File systems that lack something: locks, permissions, directories that can be flushed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtrain.runs import manifest
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime import files, lock, outputs
+from mtrain.runtime.errors import UserError
+
+NO_LOCKS = [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP]
+
+
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.fixture(params=NO_LOCKS)
+def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(request.param))
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_a_run_needs_a_file_system_with_locks(tmp_path: Path) -> None:
+    text = "run: cannot use the run directory: its file system has no locks .*; use another one"
+    with pytest.raises(UserError, match=text), RunDirectory(tmp_path / "run").hold():
+        pass
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_an_output_needs_no_locks(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").write_text("left")
+    outputs.write_output(tmp_path / "out", b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_locks_of_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused for a file that is open only for reading."""
+    flock = fcntl.flock
+
+    def lock_writable(descriptor: int, operation: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_writable)
+    (tmp_path / "out.partial").write_text("left")
+    outputs.write_output(tmp_path / "out", b"new")
+    with lock.exclusive(tmp_path / ".lock"):
+        pass
+
+
+def test_directories_that_cannot_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, fsync = errno.EINVAL, os.fsync
+
+    def sync(descriptor: int) -> None:
+        if os.path.isdir(descriptor):
+            failing(code)()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    manifest.write_directory(tmp_path / "new", lambda path: files.write_text(path / "a", "1"))
+    outputs.write_output(tmp_path / "out", b"1")
+    code = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(code)):
+        files.write_text(tmp_path / "out", "2")
+
+
+def test_file_systems_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("chmod", "fchmod"):
+        monkeypatch.setattr(os, name, failing(errno.EPERM))
+    for text in ("1", "2"):
+        manifest.write_directory(tmp_path / "new", lambda path: files.write_text(path / "a", "1"))
+        files.write_text(tmp_path / "a", text)
+        outputs.write_output(tmp_path / "out", text.encode())
