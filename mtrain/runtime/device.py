@@ -50,8 +50,10 @@ def has_fast_bf16(device: torch.device) -> bool:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return False
+    # ONEDNN_MAX_CPU_ISA may keep oneDNN from using what the CPU has
+    allowed = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)()  # bool() is False
     probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # of some torch versions
-    return any(getattr(torch.cpu, name)() for name in probes if hasattr(torch.cpu, name))
+    return allowed and any(getattr(torch.cpu, name, bool)() for name in probes)
 
 
 def compute_dtype(precision: str, device: torch.device, *, training: bool) -> torch.dtype:

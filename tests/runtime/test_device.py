@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -47,3 +51,21 @@ def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> N
     with expected as caught, out_of_memory_as(lambda: "no memory for this"):
         raise error
     assert str(caught.value) == ("no memory for this" if is_lack else str(error))
+
+
+PRODUCT = """
+import torch
+from mtrain.model.cpu import packed_product
+from mtrain.runtime.device import compute_dtype
+matrix = torch.ones(9, 9, dtype=torch.bfloat16)
+print(compute_dtype("auto", torch.device("cpu"), training=True))
+print(packed_product(matrix, None)(matrix).sum())
+"""
+
+
+def test_limits_of_onednn_count() -> None:
+    """As on a CPU with AVX2 alone, where torch refuses to pack matrices of bf16."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-c", PRODUCT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "torch.float32\ntensor(728., dtype=torch.bfloat16)\n"
