@@ -40,7 +40,8 @@ def cache_directory() -> Path:
         return Path(files.expand_path(given or os.path.join(base, "mtrain")))
     except ValueError as error:
         text = f"MTRAIN_CACHE: the directory of prepared text, {given or base}: {error}"
-        raise RefusedError(text) from None
+        advice = "" if given else ", as in MTRAIN_CACHE=/data/cache"
+        raise RefusedError(text + advice) from None
 
 
 def cache_key(*parts: object) -> str:
