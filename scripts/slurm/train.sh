@@ -8,7 +8,8 @@
 # torchrun on each machine, and torchrun one process for each GPU. If processes or a machine die, torchrun
 # starts again with those that are left, to the same weights. Two minutes before the time limit
 # SLURM sends SIGUSR1: mtrain saves, and the job goes back to the queue, where the same command goes on.
-# Fit the figures to your machines; --cpus-per-task are the cores of one machine.
+# Fit the figures to your machines; --cpus-per-task are the cores of one machine. Without GPUs, remove --gres:
+# one process on each machine uses these cores.
 #SBATCH --job-name=mtrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -36,7 +37,7 @@ before=$(cat "$run/status.json" 2>/dev/null)
 
 # torchrun passes signals on, and waits for the processes to save
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --no-kill --kill-on-bad-exit=0 --wait=60 \
-  torchrun --nnodes="1:$SLURM_JOB_NUM_NODES" --max-restarts=3 --nproc-per-node="$SLURM_GPUS_ON_NODE" \
+  torchrun --nnodes="1:$SLURM_JOB_NUM_NODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" --max-restarts=3 \
   --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \
   --rdzv-endpoint="$first:$((20000 + SLURM_JOB_ID % 10000))" \
   --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 --shutdown-timeout=100 \

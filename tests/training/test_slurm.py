@@ -30,14 +30,14 @@ TORCHRUN = f'exec {sys.executable} -m torch.distributed.run "$@"'
 STATUS = 'test -e "$PLACE/left" && cp "$PLACE/left" "$PLACE/run/status.json"; exit 1'
 
 
-def job(place: Path, torchrun: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start the script as a job of one machine with two GPUs."""
+def job(place: Path, torchrun: str, *arguments: str, gpus: str = "2") -> subprocess.Popen[str]:
+    """Start the script as a job of one machine with two GPUs, or another number."""
     programs = {"scontrol": SCONTROL, "srun": SRUN, "torchrun": torchrun}
     for name, text in programs.items():
         (place / name).write_text(f"#!/bin/bash\n{text}\n")
         (place / name).chmod(0o755)
     job_id = 10_000 + free_port() % 10_000
-    names = {"JOB_ID": job_id, "JOB_NODELIST": "a", "JOB_NUM_NODES": 1, "GPUS_ON_NODE": 2}
+    names = {"JOB_ID": job_id, "JOB_NODELIST": "a", "JOB_NUM_NODES": 1, "GPUS_ON_NODE": gpus}
     names["CPUS_PER_TASK"] = 2
     environment = {f"SLURM_{name}": str(value) for name, value in names.items()}
     path = os.pathsep.join([str(place), str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -88,6 +88,15 @@ def test_the_name_of_a_run_is_not_read_as_yaml(tmp_path: Path) -> None:
         process.communicate()
     key, _, value = (place / "last").read_text().partition("=")
     assert (key, yaml.safe_load(value)) == ("run_dir", str(place / "run"))
+
+
+@pytest.mark.parametrize(("gpus", "number"), [("4", "4"), ("", "1")])
+def test_each_gpu_or_else_each_machine_has_a_process(
+    tmp_path: Path, gpus: str, number: str
+) -> None:
+    with job(tmp_path, 'echo "$@"', gpus=gpus) as process:
+        out, _ = process.communicate()
+    assert f"--nproc-per-node={number}" in out.split()
 
 
 @pytest.mark.slow
