@@ -173,7 +173,8 @@ def reading_from(name: Path | str) -> Iterator[None]:
     except (OSError, EOFError, zlib.error) as error:
         is_packed = str(name).endswith(PACKED) and not isinstance(error, EOFError)
         advice = "; check that it is complete and packed as its name says" if is_packed else ""
-        raise UserError(f"{name}: cannot read: {error}{advice}") from None
+        reason = getattr(error, "strerror", None) or error  # without the number of the error
+        raise UserError(f"{name}: cannot read: {reason}{advice}") from None
 
 
 def strip_line_ends(lines: Iterable[bytes], counts: Counter[str] | None = None) -> Iterator[bytes]:

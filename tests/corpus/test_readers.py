@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import json
 import lzma
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from mtrain.corpus.lines import (
     medium_line_indices,
     read_file,
     read_text_file,
+    reading_from,
 )
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
 from mtrain.corpus.tables import OTHER_COLUMNS
@@ -255,6 +258,12 @@ def test_files_that_cannot_be_read_are_named(
     assert message.startswith(f"{path}: {words}")
 
     assert "is a directory" in error_of(TextCorpus(src=str(tmp_path), tgt=str(tmp_path)))
+
+
+def test_a_disk_that_fails_is_told_in_words() -> None:
+    expected = pytest.raises(UserError, match=r"^a\.txt: cannot read: Input/output error$")
+    with expected, reading_from("a.txt"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_packed_and_plain_text_read_alike(tmp_path: Path) -> None:
