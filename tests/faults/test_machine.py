@@ -147,6 +147,7 @@ def test_a_signal_while_processes_tokenize(bench: Bench, request: pytest.Fixture
     corpus = write_corpus(bench.directory / "large", made_up_pairs(150_000, 1))
     tokenizer = str(trained_run / "tokenizer.model")
     settings = {"data.train": [corpus], "data.workers": 2, "train.max_steps": 2}
+    settings["data.allow_overlap"] = True  # so much text has all short sentences
     vocabulary = {"tokenizer.path": tokenizer, "tokenizer.vocab_size": 350}
     config = new_config(bench.directory / "large", **settings, **vocabulary)
 
