@@ -28,8 +28,8 @@ class Encoder:
         self.norm = norm_function(model.encoder_norm)
 
     def __call__(self, src: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the memory (B * S, D), and a bias (B, H, 1, P), which is 0 at real tokens and
-        minus infinity elsewhere: (B, S) -> these.
+        """Encode (B, S): return the memory (R, D), and a bias (B, H, 1, P), which is 0 at real
+        tokens and minus infinity elsewhere.
         """
         model, (B, S), H = self.model, src.shape, self.model.shape.num_heads
         x = model.embed(src, model.src_embedding, model.src_positions).flatten(0, 1)
@@ -43,11 +43,13 @@ class Encoder:
 
 
 class InferenceLayer:
-    """What layers of both kinds share: norms before or after each sublayer, and feed-forward."""
+    """What layers of both kinds share: norms before or after each sublayer, products of
+    self-attention, and feed-forward.
+    """
 
     def __init__(
         self, layer: EncoderLayer | DecoderLayer, norms: Sequence[nn.LayerNorm], parts: Parts
-    ):
+    ) -> None:
         functions = [norm_function(norm) for norm in norms]
         no_norms = [norm_function(nn.Identity()) for _ in norms]
         self.before, self.after = (functions, no_norms) if layer.pre_norm else (no_norms, functions)

@@ -116,8 +116,9 @@ class Attention(nn.Module):
 
 
 def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """Equation 1 for the newest tokens of W hypotheses, with G = B x H: queries (G, W, K), keys (G,
-    K, S), values (G, S, K), and a bias that broadcasts to (G, W, S) -> (G, W, K), in `out`.
+    """Equation 1 without gradients, for the newest tokens of W hypotheses or W tokens of a source,
+    with G = B x H: queries (G, W, K), keys (G, K, S), values (G, S, K), and a bias that broadcasts
+    to (G, W, S) -> (G, W, K), in `out`.
     """
     return out.copy_(F.scaled_dot_product_attention(query, key.mT, value, bias))
 

@@ -152,7 +152,7 @@ class _Consistency(FusedLoss):
         smoothing: float,
         alpha: float,
     ) -> tuple[Tensor, ...]:
-        # a row of a chunk has the logits of both views
+        # the width of a chunk is 2V, as it holds the logits of both views
         rows = chunk_rows(len(view1), 2 * len(weight), weight.device.type)
         matrix = weight.to(view1.dtype)
         sum_dtype = torch.promote_types(view1.dtype, torch.float32)
