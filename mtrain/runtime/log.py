@@ -171,9 +171,10 @@ class TruncatedLines:
         """Warn of the truncated lines of a text, if there are any."""
         if self.count:
             logger.warning(
-                "%slines longer than %d tokens, cut there: %s (line %s)",
+                "%slines longer than %d tokens, cut there: %s (%s %s)",
                 text and f"{text}: ",
                 limit,
                 f"{self.count:,}",
+                "line" if self.count == 1 else "lines",
                 first_numbers(self.first),
             )

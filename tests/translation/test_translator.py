@@ -368,7 +368,7 @@ def test_a_source_that_is_too_long_is_cut_counted_and_named(
         assert stream(short, text).count(b"\n") == 6
     (record,) = caplog.records
     limit = len(ids) + 1
-    assert record.getMessage() == f"lines longer than {limit} tokens, cut there: 2 (line 4, 6)"
+    assert record.getMessage() == f"lines longer than {limit} tokens, cut there: 2 (lines 4, 6)"
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.0, 0), (0.0, 7), (0.5, 2), (2.0, 1)])
