@@ -1,6 +1,5 @@
 """Commands about a run, finished or in progress."""
 
-import os
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -67,21 +66,17 @@ def verify(
     from mtrain.runs import verify as verifying
 
     findings = []
-    at_once = not json_ and os.isatty(1)  # else the lines may run into the bar
-    with log.progress_bar(None, "item", "verifying", shown=not at_once) as bar:
+    with log.progress_bar(None, "item", "verifying") as bar:
         for finding in verifying.verify(run):
             findings.append(finding)
             bar.update()
-            if at_once:
-                print_text(str(finding))
     bad = [finding for finding in findings if finding.state in verifying.BAD]
-    counts = Counter(finding.state for finding in findings)
-    if not json_:
-        total = f"total: {', '.join(f'{n} {state}' for state, n in counts.items())}"
-        print_text(*([] if at_once else map(str, findings)), total)
+    if json_:
+        print_json({"run": str(run), "good": not bad, "findings": list(map(asdict, findings))})
     else:
-        listed = [asdict(finding) for finding in findings]
-        print_json({"run": str(run), "good": not bad, "findings": listed})
+        counts = Counter(finding.state for finding in findings)
+        total = f"total: {', '.join(f'{n} {state}' for state, n in counts.items())}"
+        print_text(*map(str, findings), total)
     if bad:
         raise UserError(f"{run}: {len(bad)} of {len(findings)} items are not intact")
 

@@ -1329,21 +1329,6 @@ def test_a_terminal_is_told_what_was_written(trained_run: Path, tmp_path: Path) 
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_lines_of_verify_that_are_piped_do_not_run_into_the_bar(trained_run: Path) -> None:
-    here, there = pty.openpty()
-    termios.tcsetwinsize(there, (40, 100))
-    line = f"{sys.executable} -m mtrain verify {trained_run} | cat"
-    subprocess.run(["bash", "-c", line], stdout=there, stderr=there, check=True, timeout=300)
-    os.close(there)
-    shown = b""
-    with suppress(OSError):
-        while some := os.read(here, 1 << 16):
-            shown += some
-    os.close(here)
-    assert b"verifying" in shown
-    assert re.search(rb"\rok +status\.json", shown), shown
-
-
 def test_flags_show_no_type_in_the_help(command: Command) -> None:
     shown = command("--help").out.splitlines()
     flags = [line for line in shown if "--version" in line or "--debug" in line]
