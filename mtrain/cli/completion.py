@@ -1,11 +1,10 @@
-"""Shell completion of runs, settings, sets, metrics and tokenizers; Typer completes the rest.
+"""Shell completion of runs, settings, sets and tokenizers; Typer completes the rest.
 
 Slow imports wait until a completion needs them.
 """
 
 import glob
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -50,12 +49,6 @@ def sets(context: typer.Context) -> list[str]:
     with suppress(UserError, OSError, IndexError):
         return list(names(read_run_of(Path(str(models[0])))))
     return []
-
-
-def metrics(incomplete: str) -> Iterator[str]:
-    """Complete a list of metrics, separated by commas."""
-    complete = incomplete[: incomplete.rfind(",") + 1]
-    return (complete + name for name in ("bleu", "chrf", "ter") if name not in complete)
 
 
 def tokenizers() -> list[str]:

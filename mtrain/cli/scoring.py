@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from mtrain.cli import completion, opening, options
+from mtrain.cli import opening, options
 from mtrain.cli.options import file, path, value
 from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.runtime import log
@@ -189,8 +189,7 @@ def compare(
     tokenize: options.Tokenize = None,
     lowercase: options.Lowercase = False,
     metrics: Annotated[
-        str,
-        value("NAMES", "Any of bleu, chrf, ter, with commas.", complete=completion.metrics),
+        str, value("NAMES", "Any of bleu, chrf, ter, with commas.")
     ] = "bleu,chrf,ter",
     lines: Annotated[
         int, value("N", "Lines to show for each kind of difference.", "--lines", "-n", min=0)

@@ -240,7 +240,6 @@ def test_the_shell_completes_commands() -> None:
         ("translate --length-norm g", ["gnmt"]),
         ("translate --device ", ["auto", "cpu", "cuda", "mps"]),
         ("attention --kind ", ["cross", "decoder", "encoder"]),
-        ("compare --metrics bleu,", ["bleu,chrf", "bleu,ter"]),
         ("eval --tokenize ja", ["ja-mecab"]),
         ("export --to hf", ["hf", "hf-marian"]),
     ],
