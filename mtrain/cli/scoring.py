@@ -136,8 +136,6 @@ def _check_eval_inputs(
         )
     if model is not None and source is None and on is None:
         raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
-    if str(output) == "-":
-        raise RefusedError("--output -: scores go to stdout; name a file for the translations")
     refuse_overwriting(output, source, hypothesis, *(reference or []))
     if output is not None:
         check_output(output)

@@ -86,10 +86,12 @@ def print_path(path: Path) -> None:
 
 def check_output(path: Path) -> None:
     """Raise `UserError`, before any work is done, if the file cannot be written, and
-    `RefusedError` if it belongs to a run or checkpoint.
+    `RefusedError` for stdout and for a file of a run or checkpoint.
     """
     from mtrain.runs.layout import refuse_run_files  # not needed by --help
 
+    if str(path) == "-":  # would become a file of that name
+        raise RefusedError("--output -: name a file, or a device such as /dev/stdout")
     refuse_run_files(path)
     if path.suffix in PACKED:
         text = "output is not compressed; choose another name, or pipe stdout to gzip or zstd"
@@ -98,17 +100,15 @@ def check_output(path: Path) -> None:
 
 
 def check_page(path: Path | None, default: str) -> Path:
-    """Return the path of a page, `default` if none is given. Raises `RefusedError` if the path
-    cannot name a page, or if the default file exists and is not a page of mtrain, and `UserError`
-    if it cannot be written.
+    """Return the path of a page, `default` if none is given. Raises `RefusedError` if it is not
+    named as a page, or if the default file exists and is not a page of mtrain; else as
+    `check_output` does.
     """
     if path is None:
         path = Path(default)
         with suppress(FileNotFoundError), path.open("rb") as stream:
             if b'content="mtrain ' not in stream.read(4096):
                 raise RefusedError(f"{path}: is not a page of mtrain; name another file with -o")
-    if path.is_dir() or str(path) == "-":  # `-` would become a file of that name
-        raise RefusedError(f"--output {path}: name a file, such as report.html or /dev/stdout")
     check_output(path)
     if path.suffix not in ("", ".html", ".htm"):
         raise RefusedError(f"--output {path}: the output is HTML; give a name that ends in .html")

@@ -390,7 +390,7 @@ def test_outputs_are_refused_before_anything_is_done(
     (folder / "run" / "run.json").touch()
     assert run_here(monkeypatch, line[0], "-m", model, *line[1:]) == EXIT_REFUSED
     out, err = capfd.readouterr()
-    reasons = ("is the output file, too", "belongs to", "--output -: scores go to stdout")
+    reasons = ("is the output file, too", "belongs to", "--output -: name a file")
     assert any(text in err for text in reasons)
     assert out == ""
     assert (names(folder), names(folder / "run")) == (["in", "run"], ["run.json"])
