@@ -124,18 +124,14 @@ def _check_eval_inputs(
     if hypothesis is not None:
         opening.refuse_ranks()
     if on is not None:
-        if model is None or any((source, reference, hypothesis)):
-            raise RefusedError("--on: needs -m/--model, and replaces -s and -r")
-    elif not reference:
+        is_complete = model is not None and not any((source, reference, hypothesis))
+    else:
+        is_complete = bool(reference) and (model is None or source is not None)
+    if not is_complete or (model is None) == (hypothesis is None):
         raise RefusedError(
-            "mtrain eval: needs -r/--reference FILE, or --on SET, such as --on valid"
+            "mtrain eval: give -m/--model with -s/--source and -r/--reference, or with --on SET; "
+            "or give --hypothesis with -r/--reference"
         )
-    if (model is None) == (hypothesis is None):
-        raise RefusedError(
-            "mtrain eval: give either -m/--model with -s/--source, or --hypothesis FILE"
-        )
-    if model is not None and source is None and on is None:
-        raise RefusedError("mtrain eval: -m/--model needs the text to translate: -s/--source FILE")
     refuse_overwriting(output, source, hypothesis, *(reference or []))
     if output is not None:
         check_output(output)
