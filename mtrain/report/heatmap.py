@@ -1,7 +1,7 @@
 """Heat maps of attention, and `render`, which fills the templates of all HTML pages.
 
-The templates escape all text. Sentences also pass through `visible`, and other text from files
-through `printable`: both spell out characters that are invisible or reorder the text around them.
+The templates escape all text. Sentences and other text from files also pass through `printable`,
+which spells out characters that are invisible or reorder the text around them.
 """
 
 import math
@@ -11,7 +11,6 @@ from functools import cache
 
 import jinja2
 import numpy as np
-import regex
 from numpy.typing import NDArray
 
 import mtrain
@@ -29,9 +28,6 @@ MEAN = 0  # head number of the mean of all heads
 CELL = 18  # width and height of a cell, in pixels
 LEVELS = 20  # weights are rounded to this many shades
 GAMMA = 0.75  # opacity is weight ** GAMMA, which makes small weights visible
-
-# Characters without a glyph, except joiners, which shape the letters around them.
-_INVISIBLE = regex.compile(r"(?V1)[\p{C}\p{Zl}\p{Zp}--[\u200c\u200d]]")
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ class HeatMap:
             f"{token} → {self.columns[row.argmax()]} {row.max():.2f}"
             for token, row in zip(self.rows, self.weights, strict=True)
         )
-        return "Largest weight of each row: " + visible("; ".join(rows))
+        return "Largest weight of each row: " + printable("; ".join(rows))
 
     @property
     def shades(self) -> Iterator[tuple[float, str]]:
@@ -111,11 +107,6 @@ def opacity(level: int) -> float:
     return round(math.pow(level / LEVELS, GAMMA), 3)
 
 
-def visible(text: str) -> str:
-    """Spell out characters that have no glyph or reorder the text around them, as `<U+202E>`."""
-    return _INVISIBLE.sub(lambda match: f"<U+{ord(match[0]):04X}>", text)
-
-
 def render(template: str, **values: object) -> str:
     """Fill a template of `mtrain/report/templates`."""
     return _templates().get_template(template).render(values)
@@ -130,7 +121,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(printable=printable, visible=visible, direction=text_direction)
+    environment.filters.update(printable=printable, direction=text_direction)
     scale = [opacity(level) for level in range(1, LEVELS + 1)]
     environment.globals.update(version=mtrain.__version__, cell=CELL, scale=scale)
     return environment
