@@ -13,8 +13,7 @@ Point = tuple[int, float]
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
 MAX_VALUE = 1e300  # differences of larger values overflow
-MIN_VALUE = 1e-300  # a fraction of a smaller value is 0
-FLAT = 1e-9  # a range of values below this fraction of the values is drawn as flat
+DECIMALS = 100  # decimals that values are rounded to
 BUCKETS = 180  # parts of a long curve; the lowest and the highest point of each are drawn
 MAX_ROWS = 60  # rows of a curve's table
 # Key and title of each chart, and the keys of `metrics.jsonl` that it shows.
@@ -131,9 +130,12 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
 
 
 def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
-    """Return the steps and values of one key, without values that cannot be drawn, such as NaN."""
+    """Return the steps and values of one key, without values that cannot be drawn, such as NaN. Six
+    digits are kept, so that different values are far enough apart to divide their distance.
+    """
     values = ((record["step"], record.get(name)) for record in records)
-    return [(n, float(v)) for n, v in values if isinstance(v, int | float) and abs(v) < MAX_VALUE]
+    drawn = ((n, v) for n, v in values if isinstance(v, int | float) and abs(v) < MAX_VALUE)
+    return [(n, round(float(f"{v:.6g}"), DECIMALS)) for n, v in drawn]
 
 
 def downsample(points: list[Point]) -> list[Point]:
@@ -148,10 +150,6 @@ def downsample(points: list[Point]) -> list[Point]:
 
 def tick_distance(low: float, high: float) -> float:
     """Return 1, 2 or 5 times a power of ten, so that an axis gets four to nine ticks."""
-    largest, span = max(abs(low), abs(high)), high - low
-    if span <= FLAT * largest:
-        span = largest
-    if span < MIN_VALUE:
-        span = 1.0
+    span = high - low or abs(high) or 1.0
     power = math.pow(10.0, math.floor(math.log10(span / 4)))
     return next((factor * power for factor in (10, 5, 2) if factor * power <= span / 4), power)
