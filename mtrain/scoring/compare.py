@@ -96,7 +96,8 @@ class Comparison:
                 cells = map("{:>{}}".format, row, (6, 15, 13, 9))
                 yield "  ".join([_padded(name, width), *cells]).rstrip()
             yield ""
-        yield f"* p <= {SIGNIFICANT}: significant, by paired bootstrap resampling."
+        test = f"paired bootstrap resampling of {MIN_TESTED} or more lines"
+        yield f"* p <= {SIGNIFICANT}: significant, by {test}."
         yield ""
 
     def _lines(self) -> Iterator[str]:
@@ -149,25 +150,11 @@ def compare(
     """Compare systems with the first one, the baseline; find at most `max_lines` better and as
     many worse lines of each system, those whose chrF2 differs most from the baseline's.
     """
-    _warn_of_oddities(systems, references)
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
     tests = paired_tests(metrics, systems, references, tokenize, lowercase)
     contrasts = _contrasts(systems, references, sources, lowercase, max_lines)
     names = [name for name, _ in systems]
     return Comparison(len(references[0]), names, tests, contrasts)
-
-
-def _warn_of_oddities(systems: list[System], references: list[list[str]]) -> None:
-    """Warn if systems or references are identical, or too few lines are tested."""
-    baseline, baseline_lines = systems[0]
-    for name, lines in systems[1:]:
-        if lines == baseline_lines:
-            logger.warning("%s: the same text as %s, line for line", name, baseline)
-    for name, lines in systems:
-        if lines in references:
-            logger.warning("%s: the same text as a reference, line for line", name)
-    if len(baseline_lines) < MIN_TESTED:
-        logger.warning("too few lines for a test: no difference is called significant")
 
 
 def _contrasts(

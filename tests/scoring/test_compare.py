@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from conftest import run_mtrain
 
-from mtrain.runtime import log
 from mtrain.runtime.console import width_of
 from mtrain.runtime.errors import RefusedError
 from mtrain.scoring import compare
@@ -153,10 +152,7 @@ def test_columns_stand_below_each_other_after_names_of_wide_characters() -> None
     assert len({width_of(line.partition("a b")[0]) for line in lines[-3:]}) == 1
 
 
-def test_equal_systems_and_few_lines_are_never_significant(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    log.logger.propagate = True
+def test_equal_systems_and_few_lines_are_never_significant() -> None:
     reference = sentences(30, 3)
     half = worsened(reference, 0.5, 3)
     result = compared([half, half, reference], reference)
@@ -166,13 +162,9 @@ def test_equal_systems_and_few_lines_are_never_significant(
     assert same["chrf"]["bootstrap"]["significant"] is False
     assert same["better"] == same["worse"] == []
     assert better["chrf"]["bootstrap"]["significant"] is True
-    assert "b: the same text as a, line for line" in caplog.messages
-    assert "c: the same text as a reference, line for line" in caplog.messages
-    caplog.clear()
     result = compared([["a boat"], ["the boat"]], ["the old boat"])
     assert result.as_json()["systems"][1]["chrf"]["bootstrap"]["significant"] is False
     assert "*" not in str(result).split("* p <=")[0]
-    assert any(text.startswith("too few lines") for text in caplog.messages)
 
 
 def test_lower_ter_is_better(files: dict[str, Path]) -> None:
