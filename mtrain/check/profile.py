@@ -30,10 +30,6 @@ MAX_WRONG = 0.05  # fraction of pairs that match no better than unrelated lines
 WRONG = "about {:.0%} of the pairs do not look like translations: are they aligned?"
 MIN_RELATED = 1000  # pairs, from which every parallel corpus has associated words
 NO_WORDS = "hardly any words of the sides match: are they aligned line for line?"
-SOME_UNRELATED = (
-    "the lengths of the sides do not correlate in {:,} of {:,} parts of a sample: are lines "
-    "shifted there?"
-)
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
 JAPANESE = {"HIRAGANA", "KATAKANA"}  # scripts that only Japanese uses
@@ -199,9 +195,7 @@ class Profile:
             corpus.add_message("unrelated", UNRELATED)
         elif (wrong := self._fraction_wrong(evidence, src, tgt)) > MAX_WRONG:
             corpus.add_message("unrelated", WRONG.format(wrong))
-        elif low and not self.has_associations:
-            corpus.add_message("unrelated", SOME_UNRELATED.format(low, windows))
-        elif len(src) >= MIN_RELATED and not self.has_associations:
+        elif (low or len(src) >= MIN_RELATED) and not self.has_associations:
             corpus.add_message("unrelated", NO_WORDS)
 
 
