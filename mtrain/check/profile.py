@@ -32,7 +32,6 @@ MIN_RELATED = 1000  # pairs, from which every parallel corpus has associated wor
 NO_WORDS = "hardly any words of the sides match: are they aligned line for line?"
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
-JAPANESE = {"HIRAGANA", "KATAKANA"}  # scripts that only Japanese uses
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -130,9 +129,6 @@ class Profile:
             {script for script in letters if letters[script] >= USUAL_FRACTION * letters.total()}
             for letters in self.letters
         ]
-        for scripts in self.scripts:  # Katakana may be rare in a sample of Japanese
-            if JAPANESE & scripts:
-                scripts |= JAPANESE
         self.has_scripts, self.has_words = self.pairs >= MIN_PAIRS, self.pairs >= MIN_SAMPLE
         self.has_associations = self.has_words and mean >= MIN_EVIDENCE
 
