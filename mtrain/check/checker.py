@@ -48,13 +48,11 @@ class Checker:
         # a corpus that lacks a side, which a model has yet to make, is not checked
         self.entries = {key: entry for key, entry in data.corpora.items() if not entry.model}
         self.all_findings: list[Findings] = []  # by corpus, each checked in the forward direction
-        self.backward = set[str]()  # names of corpora that are learned from target to source
         for name, entry in self.entries.items():
             corpus = data.as_forward(entry)
-            languages = data.languages(corpus)
-            self.all_findings.append(Findings(name, corpus, root, max_examples, languages))
-            if corpus is not entry:
-                self.backward.add(name)
+            findings = Findings(name, corpus, root, max_examples, data.languages(corpus))
+            findings.is_backward = corpus is not entry
+            self.all_findings.append(findings)
         self.train = [findings for findings in self.all_findings if findings.is_train]
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs
@@ -111,10 +109,9 @@ class Checker:
             report_mix_ups(findings, list(rows.texts[0]), list(rows.texts[1]), self.config.data)
             if findings.has("turned"):
                 findings.remove("swapped")  # the same, for each row
-            is_backward = findings.name in self.backward
             for earlier in scored:
                 # one text may be scored in both directions
-                if (earlier.findings.name in self.backward) == is_backward:
+                if earlier.findings.is_backward == findings.is_backward:
                     earlier.compare(rows, findings.name)
             scored.append(ScoredSet(rows))
         return scored
@@ -177,10 +174,7 @@ class Checker:
                     scored_set.compare(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(index << ROW_BITS)
-                hashes = chunk.pair_hashes
-                if findings.name in self.backward:
-                    hashes = hashes ^ np.uint64(1)  # in the other direction it is no duplicate
-                duplicates.add(hashes[filled], rows[filled])
+                duplicates.add(chunk.pair_hashes[filled], rows[filled])
         remaining = sum(findings.pairs - findings.count("blank", "long") for findings in self.train)
         if remaining <= 0 and all(findings.pairs for findings in self.train):
             text = "no pair is left to train on: all are blank on a side, or over data.max_length"

@@ -84,9 +84,11 @@ class Chunk:
 
     @cached_property
     def pair_hashes(self) -> Hashes:
-        """Hashes of the pairs, with each side stripped of white space."""
+        """Hashes of the pairs, with each side stripped of white space. A pair that is learned in
+        both directions has two.
+        """
         src, tgt = (text_hashes(map(str.strip, texts)) for texts in self.texts)
-        return combined(src, tgt)
+        return combined(src, tgt) ^ np.uint64(self.findings.is_backward)
 
     @cached_property
     def plain_hashes(self) -> tuple[Hashes, Hashes, Hashes]:

@@ -111,6 +111,7 @@ class Findings:
         self.name, self.corpus, self.languages = name, corpus, languages
         self.max_examples = max_examples
         self.what = describe(corpus)
+        self.is_backward = False  # whether it is learned from the target to the source
         self.pairs = 0
         self.by_kind: dict[tuple[str, str], Finding] = {}
         self.unit = "row"  # of the numbers that name pairs
