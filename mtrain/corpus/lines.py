@@ -319,10 +319,14 @@ def refuse_lone_returns(path: Path) -> None:
 
 
 def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
-    """Decode line `number` of a corpus file as UTF-8; None if it is invalid and left out."""
+    """Decode line `number` of a corpus file; None if it is too long or not UTF-8, and left out."""
+    if len(line) > MAX_LINE_LENGTH:
+        reading.drop_long(f"{path}:{number}", number)
+        return None
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
+        reading.counts[NOT_UTF8] += 1
         if reading.invalid_utf8 == "error":
             advice = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8), "
             advice += "fix the line, or set data.invalid_utf8: drop to leave such pairs out"

@@ -18,8 +18,6 @@ from mtrain.config.schema import Config
 from mtrain.corpus import phrasebook
 from mtrain.corpus.lines import (
     DROPPED,
-    MAX_LINE_LENGTH,
-    NOT_UTF8,
     Reading,
     add_to_set_size,
     chunked,
@@ -241,13 +239,9 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             shorter = src if src_line is None else tgt
             message = f"{shorter}: ends at line {number - 1}, before the other side does"
             raise UnequalError(message, number - 1)
-        if len(src_line) > MAX_LINE_LENGTH or len(tgt_line) > MAX_LINE_LENGTH:
-            path = src if len(src_line) > MAX_LINE_LENGTH else tgt
-            reading.drop_long(f"{path}:{number}", number)
-            continue
         src_text = decode_line(src, number, src_line, reading)
+        if src_text is None:
+            continue  # a pair is counted once
         tgt_text = decode_line(tgt, number, tgt_line, reading)
-        if src_text is None or tgt_text is None:
-            reading.counts[NOT_UTF8] += 1
-        else:
+        if tgt_text is not None:
             yield number, src_text, tgt_text

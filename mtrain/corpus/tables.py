@@ -20,7 +20,6 @@ from typing import Any
 from mtrain.config.corpora import FileCorpus, HubCorpus
 from mtrain.config.languages import NAMES, language_code, language_error
 from mtrain.corpus.lines import (
-    MAX_LINE_LENGTH,
     NOT_UTF8,
     Reading,
     RowError,
@@ -126,13 +125,8 @@ def _texts(
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_file(path, reading.counts), 1):
-        if len(line) > MAX_LINE_LENGTH:
-            reading.drop_long(f"{path}:{number}", number)
-            continue
         text = decode_line(path, number, line, reading)
-        if text is None:
-            reading.counts[NOT_UTF8] += 1
-        else:
+        if text is not None:
             yield number, text
 
 
