@@ -136,8 +136,10 @@ def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:
     old = None
     with suppress(FileNotFoundError):
         old = os.stat(path)
-    if old is not None and not _is_replaceable(old, target):
+    if old is not None and not stat.S_ISREG(old.st_mode):
         return None
+    if old is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
     partial = _partial_of(target)
     try:
         descriptor = _make_held(partial, keeps_lines=keeps_lines)
@@ -159,17 +161,6 @@ def _standard(name: str | Path) -> str | int:
             if os.path.samestat(os.stat(name), os.fstat(number)) and str(name) != os.devnull:
                 return number
     return str(name)
-
-
-def _is_replaceable(old: os.stat_result, path: Path) -> bool:
-    """Whether a file can be replaced by a new one, and need not be written directly."""
-    if not stat.S_ISREG(old.st_mode):
-        return False
-    if not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    parent = path.parent.stat()
-    is_sticky = bool(parent.st_mode & stat.S_ISVTX)  # only the owner of a file may replace it
-    return not is_sticky or os.geteuid() in (0, old.st_uid, parent.st_uid)
 
 
 def _make_held(path: Path, *, keeps_lines: bool) -> int:
@@ -201,20 +192,14 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
 
 def _lock(descriptor: int, path: Path) -> None:
     """Lock an open file; raises `RefusedError` if another process has locked or replaced it."""
-    if not (_is_free(descriptor) and files.is_at(descriptor, path)):
-        raise _refusal(path)
-
-
-def _is_free(descriptor: int) -> bool:
-    """Lock a temporary file; False if another process has locked it. On a file system without
-    locks, that process will find that its file was removed.
-    """
     try:
-        return files.try_lock(descriptor)
+        is_free = files.try_lock(descriptor)
     except OSError as error:
         if error.errno not in files.NO_LOCKS:
             raise
-    return True
+        is_free = True  # a process that is writing it will find that its file was removed
+    if not (is_free and files.is_at(descriptor, path)):
+        raise _refusal(path)
 
 
 def _refusal(path: Path) -> RefusedError:
