@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from mtrain.runs import manifest
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import RefusedError
 
 MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -69,10 +69,7 @@ def _is_sealed(directory: Path) -> bool:
     """Whether mtrain sealed a directory, even if it is damaged now."""
     if not (directory / manifest.NAME).is_file():  # other programs use this name, too
         return False
-    try:
-        return (directory / MODEL).is_file() or manifest.is_complete(directory)
-    except UserError:
-        return False
+    return (directory / MODEL).is_file() or manifest.is_complete(directory)
 
 
 def named_steps(directory: Path) -> list[Path]:
