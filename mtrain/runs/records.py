@@ -11,13 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
 from tqdm import tqdm
 
-from mtrain.corpus.lines import join_names
 from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, read_json
-from mtrain.runtime.log import logger
+from mtrain.runtime.log import first_numbers, logger
 
 # Bounds keep arithmetic and formatting safe, whoever wrote the file.
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -213,8 +212,7 @@ class MetricsFile:
         """
         records, broken = self.parse()
         if broken:
-            numbers = join_names(map(str, broken))
-            logger.warning("%s: damaged lines were removed: %s", self.path, numbers)
+            logger.warning("%s: damaged lines were removed: %s", self.path, first_numbers(broken))
         kept = [
             record
             for record in records
