@@ -40,10 +40,7 @@ _OTHER_FORMATS = {
     b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "looks like zstd; unpack it, or give the file a name that ends in .zst",
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
-    **{
-        b"BZh%d1AY&SY" % level: "looks like bzip2; unpack it, or pack it with gzip or zstd"
-        for level in range(1, 10)
-    },
+    b"BZh91AY&SY": "looks like bzip2; unpack it, or pack it with gzip or zstd",
     b"PK\3\4": "looks like a ZIP archive; unpack it",
     b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
