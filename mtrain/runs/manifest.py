@@ -132,13 +132,13 @@ def clean(directory: Path) -> None:
 
 def seal(directory: Path) -> None:
     """Sync the files of a directory (not of its subdirectories) and write its manifest. The files
-    get the usual permissions, since libraries let only the owner read theirs.
+    get the permissions of the directory, since libraries let only the owner read theirs.
     """
-    entries = {}
+    entries, permissions = {}, directory.stat().st_mode & 0o666
     for item in sorted(directory.iterdir()):
         if not item.is_file() or item.name == NAME:
             continue
-        files.set_permissions(item, files.PERMISSIONS)
+        files.set_permissions(item, permissions)
         files.sync(item)
         entries[item.name] = {"size": item.stat().st_size, "sha256": hash_file(item)}
     files.write_text(directory / NAME, _with_own_hash({"files": entries}))

@@ -23,16 +23,6 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE)
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-# Permissions that `open` gives a new file; read once, since reading the umask changes it briefly.
-PERMISSIONS = 0o666 & ~_umask()
-
-
 def create(path: Path) -> IO[bytes]:
     """Create a file for writing, after removing a file or link of that name; raises `OSError`."""
     path.unlink(missing_ok=True)
