@@ -227,24 +227,26 @@ class Preparation:
         """
         settings, train = self.config.tokenizer, self.config.train
         init_from = train.init_from if train.init_vocabulary == "theirs" else None
-        keys = MATCHED_KEYS
+        keys = {"path"} if settings.path else MATCHED_KEYS
+        advice = "restore the settings that it was made with, or choose another run_dir"
         if self.run_tokenizer.exists():
             file = self.run_tokenizer
-            has_run = (self.run_tokenizer.parent / layout.RUN).exists()
-            remedy = "restore the settings of this run" if has_run else "remove it"
-            advice = None if init_from else f"{remedy}, or choose another run_dir"
+            keys = set() if init_from else keys
         elif init_from is not None:
             file = init_checkpoint(init_from) / layout.TOKENIZER
-            keys = {"path"} if settings.path else MATCHED_KEYS & settings.model_fields_set
+            keys = keys & settings.model_fields_set
             names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
-            advice = f"remove {names}, or set train.init_vocabulary: own" if keys else None
+            advice = f"remove {names}, or set train.init_vocabulary: own"
         elif settings.path is not None:
-            file, advice = Path(settings.path), None
+            file = Path(settings.path)
         else:
             return None
         tokenizer = Tokenizer.load(file)
-        if advice is not None:  # the config may describe another vocabulary
-            _check_tokenizer(tokenizer, settings, keys, file, advice)
+        if not _matches(tokenizer, settings, keys):
+            raise RefusedError(
+                f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
+                f"the config describes; {advice}"
+            )
         for key, corpus in self.config.data.corpora.items():
             if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:
                 raise RefusedError(
@@ -404,21 +406,13 @@ def _open_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer.load(path / layout.TOKENIZER)
 
 
-def _check_tokenizer(
-    tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str], path: Path, advice: str
-) -> None:
-    """Refuse a vocabulary that does not match the settings named `keys`."""
-    if settings.path is not None:
-        matches = tokenizer.fingerprint == Tokenizer.load(Path(settings.path)).fingerprint
-    else:
-        actual = {
-            "vocab_size": tokenizer.vocab_size,
-            "model_type": "bpe" if tokenizer.is_bpe else "unigram",
-            "normalization": tokenizer.normalization,
-        }
-        matches = all(getattr(settings, key) == actual[key] for key in keys)
-    if not matches:
-        raise RefusedError(
-            f"{path}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that the "
-            f"config describes; {advice}"
-        )
+def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) -> bool:
+    """Whether a vocabulary has the settings of these names."""
+    if "path" in keys:
+        return tokenizer.fingerprint == Tokenizer.load(Path(settings.path or "")).fingerprint
+    actual = {
+        "vocab_size": tokenizer.vocab_size,
+        "model_type": "bpe" if tokenizer.is_bpe else "unigram",
+        "normalization": tokenizer.normalization,
+    }
+    return all(getattr(settings, key) == actual[key] for key in keys)
