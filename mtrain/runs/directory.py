@@ -245,6 +245,7 @@ class RunDirectory:
         versions = {"mtrain": mtrain.__version__, "python": platform.python_version()}
         content = {
             **fingerprints,
+            "init_from": init_hash or (before.init_from if before else None),
             "config": manifest.hash_text(settings),
             "seed": config.seed,
             "ranks": ranks,
@@ -255,10 +256,6 @@ class RunDirectory:
             "host": socket.gethostname(),
             "created": before.created if before else time.strftime(TIME),
         }
-        if init_hash is None and before is not None:
-            init_hash = before.init_from
-        if init_hash is not None:
-            content["init_from"] = init_hash
         self.write(layout.RUN, content)
         files.write_text(self.path / layout.CONFIG, settings)
 
