@@ -11,16 +11,9 @@ from io import BufferedIOBase
 from types import FrameType
 from typing import IO, Any, TextIO, cast
 
-from mtrain.runtime.errors import (
-    EXIT_BROKEN_PIPE,
-    EXIT_HUNG_UP,
-    EXIT_INTERRUPTED,
-    EXIT_TERMINATED,
-    UserError,
-)
+from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, UserError
+from mtrain.runtime.stop import EXIT_CODES
 
-# Exit codes of signals other than Ctrl-C that end a process.
-_EXIT_CODES = {signal.SIGTERM: EXIT_TERMINATED, signal.SIGHUP: EXIT_HUNG_UP}
 # Control characters: C0 except tabs and line breaks, DEL, C1.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 RED, GREEN, YELLOW = "31", "32", "33"
@@ -69,7 +62,7 @@ def exit_on_interrupt() -> None:
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    os._exit(_EXIT_CODES.get(signal.Signals(number), EXIT_INTERRUPTED))
+    os._exit(EXIT_CODES[signal.Signals(number)])
 
 
 def restore_interrupt() -> None:
@@ -131,8 +124,11 @@ def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
     process at once.
     """
     restore_interrupt()
-    on_interrupt = {signal.SIGINT: signal.default_int_handler}
-    defaults = dict.fromkeys(_EXIT_CODES, signal.SIG_DFL) | on_interrupt
+    defaults = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
     before = {number: signal.getsignal(number) for number in defaults}
     # other handlers stay: signals may be ignored, or a job has its own
     changed = [n for n, default in defaults.items() if is_kept and before[n] is default]
@@ -146,12 +142,12 @@ def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for handled in (*_EXIT_CODES, signal.SIGINT):
+    for handled in EXIT_CODES:
         if signal.getsignal(handled) is _stop:
             signal.signal(handled, _exit_now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    sys.exit(_EXIT_CODES[signal.Signals(number)])
+    sys.exit(EXIT_CODES[signal.Signals(number)])
 
 
 class _Terminal(BufferedIOBase):
