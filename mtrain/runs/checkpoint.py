@@ -230,7 +230,7 @@ def resolve(path: Path) -> Path:
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
     directory = directory_of(path)
-    history = read_record(path / layout.BEST, BEST, "name a checkpoint directory instead")
+    history = read_record(path / layout.BEST, BEST)
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         present = [] if best.exists() else steps(directory)

@@ -274,8 +274,8 @@ class RunDirectory:
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
     def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
-        """Read a small JSON file; None if it is missing. Raises `UserError` if it is damaged."""
-        return read_record(self.path / name, form, "restore it, or choose another run_dir")
+        """Read a small JSON file, or return None if it is missing; raises `UserError`."""
+        return read_record(self.path / name, form)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""

@@ -32,6 +32,7 @@ PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # ve
 MAX_TEXT_BYTES = 256 << 20  # of `metrics.jsonl` or a file of translations
 MAX_RECORDS, MAX_BROKEN = 2_000_000, 10_000  # lines, and invalid lines, of `metrics.jsonl`
 MAX_RECORD_BYTES = 1 << 16  # of a line of `metrics.jsonl`
+ADVICE = "restore the run's own file, or name another run or a checkpoint"
 
 
 def with_fields_of(form: type[BaseModel]) -> AfterValidator:
@@ -144,12 +145,8 @@ LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
 SYNTHETIC = TypeAdapter(SyntheticText)
 
 
-def read_bytes(
-    path: Path, max_bytes: int, advice: str = "restore the run's own file"
-) -> bytes | None:
-    """Return the content of a run's file, or None if it is missing. Raises `UserError` with the
-    advice if it is not a regular file or too large.
-    """
+def read_bytes(path: Path, max_bytes: int) -> bytes | None:
+    """Return the content of a run's file, or None if it is missing; raises `UserError`."""
     try:
         return files.read_whole(path, max_bytes)
     except FileNotFoundError:
@@ -157,20 +154,16 @@ def read_bytes(
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValueError as error:
-        raise UserError(f"{path}: {error}, which no run writes; {advice}") from None
+        raise UserError(f"{path}: {error}, which no run writes; {ADVICE}") from None
 
 
-def read_record(
-    path: Path, form: TypeAdapter[Content], advice: str = "restore the run's own file"
-) -> Content | None:
-    """Read one of the small JSON files; None if it is missing. Raises `UserError` with the advice
-    if it is damaged.
-    """
-    data = read_bytes(path, MAX_JSON_BYTES, advice)
+def read_record(path: Path, form: TypeAdapter[Content]) -> Content | None:
+    """Read one of the small JSON files, or return None if it is missing; raises `UserError`."""
+    data = read_bytes(path, MAX_JSON_BYTES)
     try:
         return None if data is None else read_json(data, form)
     except ValueError as error:
-        raise UserError(f"{path}: damaged: {error}; {advice}") from None
+        raise UserError(f"{path}: damaged: {error}; {ADVICE}") from None
 
 
 def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> str | None:
