@@ -268,15 +268,12 @@ def _advice(key: str, section: type[BaseModel]) -> str:
     candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
     if similar := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
         return f"did you mean {f'{parent}.{similar[0]}' if parent else similar[0]}?"
-    elsewhere = [f"{s}.{name}" for s, other in SECTIONS.items() if name in other.model_fields]
+    keys = [(s, field) for s, other in SECTIONS.items() for field in other.model_fields]
+    elsewhere = [f"{s}.{field}" for s, field in keys if field == name]
     elsewhere += [name] if name in Config.model_fields else []
-    longer = [
-        f"{part}.{field}"
-        for part, other in SECTIONS.items()
-        for field in other.model_fields
-        if name in field.split("_")
-    ]
-    if meant := elsewhere[:1] or sorted(longer, key=lambda key: key.split(".")[0] != parent)[:2]:
+    keys.sort(key=lambda key: key[0] != parent)
+    longer = [f"{s}.{field}" for s, field in keys if name in field.split("_")]
+    if meant := elsewhere[:1] or longer[:2]:
         return f"did you mean {' or '.join(meant)}?"
     return f"known here: {', '.join(known)}"
 
