@@ -26,12 +26,5 @@ def read_json(data: bytes, form: TypeAdapter[Content]) -> Content:
 
 
 def read_json_file(path: Path, form: TypeAdapter[Content]) -> Content:
-    """Read a JSON file of a known form; raises `FileNotFoundError` if it is missing, `ValueError`
-    if it has another form, is not a regular file, or cannot be read.
-    """
-    try:
-        return read_json(files.read_whole(path, MAX_JSON_BYTES), form)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise ValueError(error.strerror or str(error)) from None
+    """Read a JSON file of a known form; raises `OSError`, and `ValueError` for another form."""
+    return read_json(files.read_whole(path, MAX_JSON_BYTES), form)
