@@ -343,15 +343,12 @@ def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
             readers = [SUFFIXES[suffix] for suffix in Path(path).suffixes if suffix in SUFFIXES]
             if readers:
                 by_reader.setdefault(readers[0], {}).setdefault(split, []).append(path)
-    if not by_reader:
-        raise UserError(f"dataset {directory}: it has no files that are {_KINDS}")
-    reader = max(by_reader, key=lambda name: sum(map(len, by_reader[name].values())))
-    # the library describes Arrow files in JSON files in the same directory
-    allowed = {"arrow", "json"} if reader == "arrow" else {reader}
-    if other_readers := by_reader.keys() - allowed:
-        kinds = ", ".join(sorted({reader, *other_readers}))
-        raise UserError(f"dataset {directory}: its files are of several kinds ({kinds}); keep one")
-    return reader, by_reader[reader]
+    if "arrow" in by_reader:
+        by_reader.pop("json", None)  # in which the library describes Arrow files
+    if len(by_reader) != 1:
+        found = ", ".join(sorted(by_reader)) or "none"
+        raise UserError(f"dataset {directory}: needs files of one kind, {_KINDS}; it has {found}")
+    return by_reader.popitem()
 
 
 @contextmanager

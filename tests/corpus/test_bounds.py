@@ -333,7 +333,7 @@ def test_a_folder_of_pickles_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "set").mkdir()
     (tmp_path / "set/train.pkl").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
     corpus = HubCorpus(dataset="./set", split="train", src="a", tgt="b")
-    with pytest.raises(UserError, match="it has no files that are Parquet, JSON, CSV"):
+    with pytest.raises(UserError, match=r"needs files of one kind, Parquet, JSON, .*; it has none"):
         list(read_pairs(corpus, Reading(tmp_path)))
     assert not Path("ran").exists()
 

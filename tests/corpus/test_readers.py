@@ -601,7 +601,7 @@ def test_a_dataset_of_csv_is_read_as_it_is(tmp_path: Path, streaming: bool) -> N
     corpus = HubCorpus(dataset="set", split="train", src="de", tgt="en", streaming=streaming)
     assert read(corpus, root=tmp_path)[0] == rows
     (tmp_path / "set" / "train.jsonl").write_text("{}\n")
-    assert "of several kinds (csv, json); keep one" in error_of(corpus, root=tmp_path)
+    assert "plain text; it has csv, json" in error_of(corpus, root=tmp_path)
 
 
 def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) -> None:
