@@ -230,14 +230,12 @@ def resolve(path: Path) -> Path:
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
     directory = directory_of(path)
-    history = read_record(path / layout.BEST, BEST)
+    history, present = read_record(path / layout.BEST, BEST), steps(directory)
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
-        present = [] if best.exists() else steps(directory)
-        if present:
+        if present and not best.exists():
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
-    present = steps(directory)
     if not present:
         raise UserError(f"{path}: {NO_CHECKPOINT}")
     if history is None:
