@@ -21,7 +21,6 @@ from mtrain.runtime import log
 from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
     EXIT_FAILED,
-    RefusedError,
     StoppedError,
     UserError,
     as_user_error,
@@ -57,12 +56,8 @@ def _register(
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
         if not ranks:
             refuse_ranks()
-        if quiet and verbose:
-            raise RefusedError(
-                "-q/--quiet: cannot be combined with -v/--verbose; remove one of them"
-            )
         if quiet or verbose:
-            log.set_up_console(level=logging.WARNING if quiet else logging.DEBUG)
+            log.set_up_console(level=logging.DEBUG if verbose else logging.WARNING)
         command(**values)
 
     quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")
@@ -95,8 +90,6 @@ app.add_typer(config, name="config", rich_help_panel="Train")
 app.add_typer(data, name="data", rich_help_panel="Train")
 app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Train")
 
-_debug = False
-
 
 def main() -> None:
     """Run the command line; a `UserError` ends it with one message and an exit code."""
@@ -113,7 +106,7 @@ def main() -> None:
         log.logger.error("%s", printable(text))
         sys.exit(EXIT_FAILED)
     except (UserError, OSError, MemoryError) as error:
-        if _debug or log.logger.isEnabledFor(logging.DEBUG):
+        if log.logger.isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         shown = as_user_error(error)
         if not shown.is_silent:
@@ -133,7 +126,7 @@ def _options(
     version: Annotated[
         bool, value("", "Show the version.", "--version", callback=_show_version, is_eager=True)
     ] = False,
-    debug: Annotated[bool, flag("Show tracebacks of errors.", "--debug")] = False,
+    debug: Annotated[bool, flag("Show details and tracebacks of errors.", "--debug")] = False,
 ) -> None:
-    global _debug
-    _debug = debug
+    if debug:
+        log.set_up_console(level=logging.DEBUG)

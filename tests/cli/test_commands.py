@@ -296,7 +296,6 @@ MISTAKES = [
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off"]),
     ("check", 2, ["no config is given; give it as the first argument or by -c/--config"]),
-    ("train -q -v {config}", 2, ["-q/--quiet: cannot be combined with -v/--verbose"]),
     ("verify {run} -m {run}", 2, ["-m/--model: given twice"]),
     (
         "average -o {tmp}/mean",
