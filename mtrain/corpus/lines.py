@@ -298,6 +298,7 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
             check()
             if is_utf8 and not last:
                 refuse_other_start(block, path)
+                _refuse_lone_returns(block, path)
             digest.update(block)
             lines += block.count(b"\n")
             last = block
@@ -306,10 +307,8 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
     return lines, digest.digest()
 
 
-def refuse_lone_returns(path: Path) -> None:
-    r"""Raise `UserError` for a file whose lines end in `\r` alone."""
-    with open_bytes(path) as stream, reading_from(path):
-        start = stream.read(_BLOCK)
+def _refuse_lone_returns(start: bytes, path: Path) -> None:
+    r"""Raise `UserError` for the start of a file whose lines end in `\r` alone."""
     if start.count(b"\r") > _MANY_RETURNS * max(1, start.count(b"\n")):
         advice = r"convert it: tr '\r' '\n' < FILE > NEW"
         raise UserError(f"{path}: its lines end in carriage returns alone; {advice}")

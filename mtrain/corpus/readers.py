@@ -24,7 +24,6 @@ from mtrain.corpus.lines import (
     decode_line,
     is_blank,
     read_file,
-    refuse_lone_returns,
     require_regular,
     scan_file,
 )
@@ -130,8 +129,6 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
         files = files_of(corpus, reading.root)
         src_lines, src_hash = scan_file(files[0], reading.check)
         tgt_lines, tgt_hash = scan_file(files[1], reading.check)
-        for path in files:
-            refuse_lone_returns(path)
         if src_lines != tgt_lines:
             counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
             message = f"{counts}: the sides of a corpus must match line for line"
