@@ -42,21 +42,15 @@ class _Output:
         with suppress(OSError):  # of a full disk
             self.sink.close()
         if files.is_at(self.descriptor, self.partial):
-            state = "left as it was" if self.target.exists() else "not written"
             lines = _cut_to_lines(self.descriptor) if keeps_lines else 0
-            if lines:
-                logger.warning(
-                    "%s holds the first %s of the output; %s was %s",
-                    self.partial if self.path.is_symlink() else _partial_of(self.path),
-                    "line" if lines == 1 else f"{lines:,} lines",
-                    self.path,
-                    state,
-                )
-            else:
+            if not lines:
                 self.partial.unlink()
-                if keeps_lines:
-                    text = "stopped before the first lines were written; %s was %s"
-                    logger.warning(text, self.path, state)
+            if keeps_lines:
+                shown = self.partial if self.path.is_symlink() else _partial_of(self.path)
+                kept = f"{shown} holds the first {lines:,} line{'s' * (lines > 1)} of the output"
+                text = kept if lines else "stopped before the first lines were written"
+                state = "left as it was" if self.target.exists() else "not written"
+                logger.warning("%s; %s was %s", text, self.path, state)
         os.close(self.descriptor)
 
 

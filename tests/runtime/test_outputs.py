@@ -68,7 +68,7 @@ def test_a_file_has_its_name_at_the_end(tmp_path: Path, kind: str) -> None:
     [
         ("one\ntwo\nthr", "out.partial holds the first 2 lines of the output; ", "one\ntwo\n"),
         ("one\n" * 3000, "out.partial holds the first 3,000 lines of", "one\n" * 3000),
-        ("one\n", "out.partial holds the first line of the output", "one\n"),
+        ("one\n", "out.partial holds the first 1 line of the output", "one\n"),
         ("on", "stopped before the first lines were written; ", None),
     ],
 )
