@@ -261,14 +261,8 @@ class Preparation:
         hashes, config = [scan.sha256 for scan in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
         options = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
-        settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, options]
-        synthetic_sides = [
-            corpus.synthetic_side
-            for corpus in config.data.available_train
-            if isinstance(corpus, SyntheticCorpus)
-        ]
-        if synthetic_sides:
-            settings.append(synthetic_sides)
+        sides = list(map(_real_sides, config.data.available_train))
+        settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, options, sides]
         library = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, library)
 
@@ -288,11 +282,8 @@ class Preparation:
         filters of text and are not far too long.
         """
         for number, corpus in enumerate(self.config.data.available_train):
-            pairs, sides = self._read_once(number, Counter()), [0, 1]
-            if isinstance(corpus, SyntheticCorpus):
-                is_source_synthetic = (corpus.synthetic_side == "src") != corpus.swap
-                sides = [1] if is_source_synthetic else [0]
-            for chunk in chunked(pairs, CHUNK):
+            sides = _real_sides(corpus)
+            for chunk in chunked(self._read_once(number, Counter()), CHUNK):
                 self.stop.check()
                 pairs_left = self.selection.by_text(chunk, Counter())
                 for pair in self.selection.by_characters(pairs_left, 0, Counter()):
@@ -398,6 +389,13 @@ def refuse_worthless_text(preparation: Preparation) -> None:
             refused.append(message)
     if refused:
         raise RefusedError(*refused)
+
+
+def _real_sides(corpus: Corpus) -> list[int]:
+    """Return the indices of the sides that no model made: 0 of the source, 1 of the target."""
+    if not isinstance(corpus, SyntheticCorpus):
+        return [0, 1]
+    return [1] if (corpus.synthetic_side == "src") != corpus.swap else [0]
 
 
 def _open_tokenizer(path: Path) -> Tokenizer:
