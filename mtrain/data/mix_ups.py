@@ -147,16 +147,13 @@ def _quoted_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
     whose cells are quoted.
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
-        count = sum(_is_quoted(text.strip()) for text in texts)
+        stripped = map(str.strip, texts)
+        count = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in stripped)
         if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
             yield (
                 f"{count / len(texts):.0%} of the {name} are in double quotes, which will be part "
                 "of the text; export it without quotes, or use JSON lines"
             )
-
-
-def _is_quoted(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] == '"'
 
 
 def overlap_message(same: int, pairs: int) -> str:
