@@ -34,14 +34,13 @@ WAITING = "waiting for %s, which prepares the same text"
 
 def cache_directory() -> Path:
     """Return $MTRAIN_CACHE, or mtrain/ in the user's cache directory; raises `RefusedError`."""
-    given = os.environ.get("MTRAIN_CACHE")
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    path = os.environ.get("MTRAIN_CACHE") or os.path.join(base, "mtrain")
     try:
-        return Path(files.expand_path(given or os.path.join(base, "mtrain")))
+        return Path(files.expand_path(path))
     except ValueError as error:
-        text = f"MTRAIN_CACHE: the directory of prepared text, {given or base}: {error}"
-        advice = "" if given else ", as in MTRAIN_CACHE=/data/cache"
-        raise RefusedError(text + advice) from None
+        text = f"MTRAIN_CACHE: the directory of prepared text, {path}: {error}"
+        raise RefusedError(f"{text}, as in MTRAIN_CACHE=/data/cache") from None
 
 
 def cache_key(*parts: object) -> str:

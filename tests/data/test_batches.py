@@ -434,7 +434,7 @@ HOME = r"~ has no home directory"
         ({"MTRAIN_CACHE": "/mine", "XDG_CACHE_HOME": "/x"}, "/mine"),
         ({"XDG_CACHE_HOME": "/x"}, "/x/mtrain"),
         ({"MTRAIN_CACHE": "~/mine", "HOME": "/h"}, "/h/mine"),
-        ({}, rf"~/\.cache: {HOME} here; write the path out, as in MTRAIN_CACHE=/data/cache"),
+        ({}, rf"~/\.cache/mtrain: {HOME} here; write the path out, as in MTRAIN_CACHE=/data/cache"),
         ({"MTRAIN_CACHE": "~/x"}, rf"~/x: {HOME}"),
         ({"MTRAIN_CACHE": "$NOWHERE/x"}, r"\$NOWHERE is not set; set it or write the path out"),
     ],
