@@ -59,11 +59,7 @@ def resolve(config: Config, run_dir: Path | None = None, skip: Collection[int] =
         path = directory(run_dir, number)
         if entry.model and number not in skip and manifest.is_complete(path):
             fields = entry.model_dump(include={*Entry.model_fields} - {*Synthesis.model_fields})
-            fields |= {
-                "file": str(path / PAIRS),
-                "src": "src",
-                "tgt": "tgt",
-                "synthetic_side": entry.synthetic_side,
-            }
+            columns = {"file": str(path / PAIRS), "src": "src", "tgt": "tgt"}
+            fields |= columns | {"synthetic_side": entry.synthetic_side}
             train[number] = SyntheticCorpus.model_construct(**fields)
     return config.model_copy(update={"data": config.data.model_copy(update={"train": train})})
