@@ -1,6 +1,7 @@
 """Requests to stop, by a signal or the time limit, which training answers at step boundaries."""
 
 import atexit
+import math
 import os
 import re
 import signal
@@ -25,6 +26,9 @@ EXIT_CODES = {
     signal.SIGINT: EXIT_INTERRUPTED,
     signal.SIGUSR1: EXIT_STOPPED,
 }
+# Seconds. Signals this soon after the first one are the same request: `timeout` sends each to the
+# process and to its group, and a launcher may forward one that all processes of a job get.
+SAME_REQUEST = 0.1
 
 
 @dataclass
@@ -86,10 +90,14 @@ def stopped(reason: str, exit_code: int) -> StoppedError:
 
 def _end_on_second(reader: int) -> None:
     """Read the numbers of arriving signals from a pipe, and end the process at the second one."""
-    received: list[int] = []
-    while len(received) < 2:
-        received += [number for number in os.read(reader, 1) if number in EXIT_CODES]
-    os._exit(EXIT_CODES[signal.Signals(received[1])])
+    first = math.inf
+    while True:
+        number, now = os.read(reader, 1)[0], time.monotonic()
+        if number not in EXIT_CODES:
+            continue
+        if now > first + SAME_REQUEST:
+            os._exit(EXIT_CODES[signal.Signals(number)])
+        first = min(first, now)
 
 
 def _ignore_signals() -> None:

@@ -408,8 +408,7 @@ def test_the_time_of_a_stop_is_now_and_not_that_of_the_last_record(
     assert re.search(r"stopped at step 2 of \d+, [\d:]+ after the run began: ", caplog.text)
 
 
-# A step that is one call of a library, of many minutes, in which no Python handler runs. Signals
-# that come together may count as one.
+# A step that is one call of a library, of many minutes, in which no Python handler runs.
 LONG_CALL = (
     "threading.Thread(target=lambda: [(time.sleep(0.2), os.kill(os.getpid(), signal.SIGTERM)) "
     "for _ in range(2)]).start(); hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)"
@@ -417,12 +416,21 @@ LONG_CALL = (
 
 
 @pytest.mark.parametrize(
-    "deed", [f"{kill('SIGTERM')}; {kill('SIGTERM')}", LONG_CALL], ids=["in Python", "in a library"]
+    "deed",
+    [f"{kill('SIGTERM')}; time.sleep(0.2); {kill('SIGTERM')}; time.sleep(9)", LONG_CALL],
+    ids=["in Python", "in a library"],
 )
 def test_a_second_signal_ends_at_once(run: Path, deed: str) -> None:
     """Both come within one step, so that nothing can have been saved in between."""
     assert train_struck(run, deed).returncode == EXIT_TERMINATED
     assert steps(run) == [4, 8]
+
+
+def test_signals_that_come_together_are_one(run: Path) -> None:
+    """`timeout` sends its signal twice."""
+    twice = f"{kill('SIGTERM')}; time.sleep(0.001); {kill('SIGTERM')}"
+    assert train_struck(run, twice).returncode == EXIT_TERMINATED
+    assert steps(run) == [4, 8, 11]
 
 
 def test_the_wait_for_a_long_step_is_announced(capfd: pytest.CaptureFixture[str]) -> None:
