@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +14,9 @@ from conftest import made_up_pairs
 from ranks import Done, start
 
 from mtrain.cli import app as cli
+from mtrain.runs import checkpoint
+from mtrain.runtime.distributed import Ranks
+from mtrain.translation.loading import load_on_ranks
 from mtrain.translation.translator import Translator
 
 PAIRS = made_up_pairs(60, 31)
@@ -90,6 +94,21 @@ def test_ranks_with_different_models_are_refused(trained_run: Path, tmp_path: Pa
     done = start(tmp_path, [partial(translate_in, tmp_path / folder) for folder in "ab"])
     assert done.codes == [2, 2]
     assert "different models" in done.told[0]
+
+
+def test_a_run_in_training_may_remove_a_checkpoint_that_was_loaded(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, load = tmp_path / "model", checkpoint.load
+    shutil.copytree(checkpoint.resolve(trained_run), model)
+
+    def load_and_remove(path: Path) -> checkpoint.Snapshot:
+        snapshot = load(path)
+        shutil.rmtree(path)
+        return snapshot
+
+    monkeypatch.setattr(checkpoint, "load", load_and_remove)
+    load_on_ranks([model], Ranks(), device="cpu", precision="fp32")
 
 
 def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
