@@ -10,6 +10,7 @@ import ctypes
 import math
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import warnings
@@ -34,7 +35,7 @@ Setup = Callable[[], Callable[[Task], Result]]
 
 Worker = tuple[BaseProcess, Connection]  # a process, and this process's end of its pipe
 
-CGROUP = Path("/sys/fs/cgroup")
+CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 AHEAD = 4  # tasks per process that may begin before the next result is known
 CAN_FORK = sys.platform == "linux"  # on macOS, system libraries may fail in a forked process
 NO_PROCESS = "cannot start a process"
@@ -43,22 +44,33 @@ PR_SET_PDEATHSIG = 1  # option of prctl: a signal for this process when its pare
 
 
 def available_threads() -> int:
-    """Return the number of cores that this process may use, by its affinity and by a container's
-    quota: with more threads than that, the system would pause them in turn.
+    """Return the number of cores that this process may use, by its affinity and by the quotas of a
+    container, a job or a user: with more threads than that, the system would pause them in turn.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return math.ceil(min(cores, _quota()))
+    return math.ceil(min(cores, *map(_quota, _cgroups())))
 
 
-def _quota() -> float:
-    """Return the number of cores that a container may keep busy, by cgroups of version 2 or 1."""
+def _cgroups() -> Iterator[Path]:
+    """Yield the cgroup of this process and those around it, of versions 2 and 1."""
+    own = ""
+    with suppress(OSError):
+        own = OWN_CGROUPS.read_text()
+    for root, controllers in ((CGROUP, ""), (CGROUP / "cpu", "(?:.*,)?cpu(?:,.*)?")):
+        match = re.search(rf"^\d+:{controllers}:/(.*)$", own, re.MULTILINE)
+        path = root / (match[1] if match else "")
+        yield from (path, *path.parents[: len(path.parts) - len(root.parts)])
+
+
+def _quota(cgroup: Path) -> float:
+    """Return the number of cores that a cgroup of version 2 or 1 may keep busy."""
     with suppress(OSError, ValueError):
-        quota, period = (CGROUP / "cpu.max").read_text().split()
+        quota, period = (cgroup / "cpu.max").read_text().split()
         return math.inf if quota == "max" else int(quota) / int(period)
     with suppress(OSError, ValueError):
         names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-        quota_us, period_us = (int((CGROUP / "cpu" / name).read_text()) for name in names)
+        quota_us, period_us = (int((cgroup / name).read_text()) for name in names)
         return math.inf if quota_us < 0 else quota_us / period_us
     return math.inf
 

@@ -189,15 +189,28 @@ def test_an_error_from_a_process_is_whole() -> None:
         ({"cpu.max": "3200000 100000"}, 8),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
         ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        # of a user or a job, in a cgroup of its own or above that of this process
+        ({"own": "0::/u/job", "u/job/cpu.max": "200000 100000"}, 2),
+        ({"own": "0::/u/job", "u/job/cpu.max": "max 100000", "u/cpu.max": "200000 100000"}, 2),
+        ({"own": "0::/other", "u/cpu.max": "200000 100000"}, 8),
+        (
+            {
+                "own": "9:cpuset:/a\n4:cpuacct,cpu:/u\n0::/b",
+                "cpu/u/cpu.cfs_quota_us": "200000",
+                "cpu/u/cpu.cfs_period_us": "100000",
+            },
+            2,
+        ),
     ],
 )
-def test_a_container_s_quota_counts(
+def test_the_quotas_of_cgroups_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
 ) -> None:
     for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
     monkeypatch.setattr(workers, "CGROUP", tmp_path)
+    monkeypatch.setattr(workers, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     assert workers.available_threads() == expected
 
