@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +27,18 @@ def test_importing_loads_nothing_heavy() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_it_translates_as_the_command_does(model: mtrain.Model, trained_run: Path) -> None:
+@pytest.mark.parametrize("options", [{"n_best": 2, "beam_size": 3}, {"n_best": 6}])
+def test_it_translates_as_the_command_does(
+    model: mtrain.Model, trained_run: Path, options: dict[str, Any]
+) -> None:
+    """Also with more hypotheses than the run's beam holds, which is widened."""
     from conftest import run_mtrain
 
     text = "".join(line + "\n" for line in LINES)
-    command = ("translate", "-m", trained_run, "--n-best", "2", "--beam-size", "3")
-    done = run_mtrain(*command, input=text)
-    found = model.translate(LINES, n_best=2, beam_size=3)
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    done = run_mtrain("translate", "-m", trained_run, *given, input=text)
+    assert ("the beam is widened" in done.stderr) == ("beam_size" not in options)
+    found = model.translate(LINES, **options)
     rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert [row[2] for row in rows] == [each.text for best in found for each in best]
     scores = [each.score for best in found for each in best]
@@ -46,6 +52,9 @@ def test_a_text_gives_a_text_and_a_list_a_list(model: mtrain.Model) -> None:
     assert model.translate(LINES[0]) == best[0]
     assert model.translate([]) == []
     assert model.translate(["", LINES[1]]) == ["", best[1]]
+    lists = model.translate(np.array(LINES[:2]), n_best=2)
+    found = model.translate(LINES[0], n_best=2)
+    assert [each.text for each in found] == [each.text for each in lists[0]]
 
 
 def test_half_a_surrogate_pair_is_a_character_without_meaning(model: mtrain.Model) -> None:
@@ -86,10 +95,10 @@ def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -
     [
         (lambda model: mtrain.load(), "needs a run or checkpoint directory"),
         (lambda model: mtrain.load("no/where"), "no/where"),
-        (lambda model: model.translate(["a"], beam_size=0), "--beam-size 0"),
-        (lambda model: model.translate(["a"], n_best=5, beam_size=2), "from 1 to beam_size 2"),
-        (lambda model: model.translate(["a"], n_best=2, mbr=4), "cannot be combined with n_best"),
-        (lambda model: model.translate(["a"], beem_size=4), "beem_size: no setting of decode"),
+        (lambda model: model.translate(["a"], beam_size=0), "^beam_size 0"),
+        (lambda model: model.translate(["a"], n_best=5, beam_size=2), "use beam_size 5 or more"),
+        (lambda model: model.translate(["a"], n_best=2, mbr=4), "n_best: cannot be combined"),
+        (lambda model: model.translate(["a"], beem_size=4), "beem_size: unknown option"),
         (lambda model: model.translate(["a", None]), r"text\[1\]: expected a line, not NoneType"),
         (lambda model: model.translate(b"a"), "text: expected a list of lines, not bytes"),
         (lambda model: model.translate(5), "text: expected a list of lines, not int"),

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cli.options import CONFIG, RUN, as_path
+from mtrain.cli.options import CONFIG, RUN, as_option, as_path
 from mtrain.cli.streams import as_text
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mtrain.config import schema
     from mtrain.translation.translator import Translator
 
-# Options that need --sample, and options that cannot be combined with it.
-SAMPLING_ONLY, SEARCH_ONLY = ["temperature", "top_k", "top_p", "seed"], ["beam_size"]
 SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
 
 
@@ -87,42 +85,26 @@ def open_translator(
     seed: int | None = None,
     n_best: int | None = None,
     mbr: int | None = None,
+    tag: str | None = None,
     **decode: Any,
 ) -> Iterator["Translator"]:
     """Load models on every rank; `decode` overrides their search settings. Raises `RefusedError`
     for options that cannot be combined.
     """
+    from mtrain.config.schema import DecodeConfig, override_decode
     from mtrain.runtime.distributed import connected_ranks
     from mtrain.translation.loading import load_on_ranks
-    from mtrain.translation.translator import Translator
+    from mtrain.translation.translator import Translator, check_options
 
     with connected_ranks() as ranks:
         ranks.check_same(ascii(sys.argv[1:]), "commands")
-        loaded = load_on_ranks(models, ranks, device=device, precision=precision, **decode)
+        ranks.on_all_ranks(lambda: override_decode(DecodeConfig(), as_option, **decode))
+        loaded = load_on_ranks(models, ranks, device=device, precision=precision, tag=tag, **decode)
         given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
-        if refused := _mismatch(given, loaded.decode):
-            raise ranks.mark_shared(RefusedError(f"--{refused}"))
-        samples = n_best or 1
-        yield Translator(loaded, ranks, seed=seed, samples=samples, mbr=mbr, in_processes=True)
-
-
-def _mismatch(given: dict[str, Any], decode: "schema.DecodeConfig") -> str | None:
-    """Return an error for sampling options without `--sample`, search options with it, an `n_best`
-    above the beam size, or options that `--mbr` excludes; None if there is none.
-    """
-    n_best, mbr = given["n_best"], given["mbr"]
-    for name in ("beam_size", "n_best"):
-        if mbr is not None and given[name] is not None:
-            option = name.replace("_", "-")
-            return f"{option}: cannot be combined with --mbr, which chooses one of N hypotheses"
-    names, advice = SAMPLING_ONLY, "needs --sample; add it"
-    if decode.sample:
-        source = "--sample" if given.get("sample") else "decode.sample of this run"
-        names, advice = SEARCH_ONLY, f"cannot be combined with {source}; remove this option"
-    elif n_best is not None and n_best > decode.beam_size:
-        return f"n-best {n_best} is more than the beam holds: add --beam-size {n_best} or more"
-    unused = (name for name in names if given.get(name) is not None)
-    return next((f"{name.replace('_', '-')}: {advice}" for name in unused), None)
+        ranks.on_all_ranks(lambda: check_options(loaded.decode, given, as_option))
+        if (n_best or 1) > loaded.decode.beam_size and not loaded.decode.sample:
+            log.logger.info("--n-best %d: the beam is widened to hold as many", n_best)
+        yield Translator(loaded, ranks, seed=seed, n_best=n_best or 1, mbr=mbr, in_processes=True)
 
 
 def begin_job(

@@ -28,6 +28,11 @@ def as_language(text: str) -> str:
     return text
 
 
+def as_option(name: str) -> str:
+    """Return the option that gives a parameter: `beam_size` -> `--beam-size`."""
+    return "--" + name.replace("_", "-")
+
+
 def as_path(text: str) -> Path:
     """Parse a path of the command line."""
     return Path(as_name(text))

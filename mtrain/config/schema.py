@@ -4,6 +4,7 @@
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, ValidationError
@@ -352,19 +353,19 @@ SECTIONS: dict[str, type[Section]] = {
 }
 
 
-def override_decode(decode: DecodeConfig, **given: object) -> DecodeConfig:
-    """Replace the search settings that are given (not None); raises `RefusedError`."""
+def override_decode(
+    decode: DecodeConfig, spell: Callable[[str], str] = str, **given: object
+) -> DecodeConfig:
+    """Replace the search settings that are given (not None); raises `RefusedError`, which names a
+    setting as `spell` returns it.
+    """
     changes = {key: value for key, value in given.items() if value is not None}
-    if unknown := sorted(changes.keys() - DecodeConfig.model_fields):
-        known = ", ".join(DecodeConfig.model_fields)
-        raise RefusedError(f"{unknown[0]}: no setting of decode; choose one of {known}")
     try:
         return DecodeConfig.model_validate({**decode.model_dump(), **changes})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = str(first["loc"][0])
-        option = "--" + key.replace("_", "-")
-        raise RefusedError(f"{option} {changes[key]}: {expectation(first)}") from None
+        raise RefusedError(f"{spell(key)} {changes[key]!r}: {expectation(first)}") from None
 
 
 def expectation(error: Any) -> str:

@@ -1,12 +1,12 @@
 """The Python interface of a trained model: `mtrain.load` returns a `Model`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 
-from mtrain.config.schema import override_decode
+from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
@@ -23,22 +23,26 @@ class Model:
     @overload
     def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
     @overload
-    def translate(self, text: list[str], *, n_best: None = None, **search: Any) -> list[str]: ...
+    def translate(self, text: str, *, n_best: int, **search: Any) -> list[Translation]: ...
     @overload
     def translate(
-        self, text: list[str], *, n_best: int, **search: Any
+        self, text: Iterable[str], *, n_best: None = None, **search: Any
+    ) -> list[str]: ...
+    @overload
+    def translate(
+        self, text: Iterable[str], *, n_best: int, **search: Any
     ) -> list[list[Translation]]: ...
 
     def translate(
         self,
-        text: str | list[str],
+        text: str | Iterable[str],
         *,
         n_best: int | None = None,
         mbr: int | None = None,
         tag: str | None = None,
         seed: int | None = None,
         **search: Any,
-    ) -> str | list[str] | list[list[Translation]]:
+    ) -> str | list[str] | list[Translation] | list[list[Translation]]:
         """Translate one line or several. With `n_best`, return this number of hypotheses for each
         line; with `mbr`, choose from this number of hypotheses by minimum Bayes risk. `tag` is put
         before each line. With `sample=True`, draw translations with `seed` (default: the run's).
@@ -46,24 +50,27 @@ class Model:
         `search` overrides settings of the run's `decode` section, such as `beam_size` or
         `length_penalty`. Raises `UserError`.
         """
+        if unknown := sorted(search.keys() - DecodeConfig.model_fields):
+            known = ", ".join(["n_best", "mbr", "tag", "seed", *DecodeConfig.model_fields])
+            raise RefusedError(f"{unknown[0]}: unknown option; choose one of {known}")
         search = {k: v.item() if isinstance(v, np.generic) else v for k, v in search.items()}
-        decode, beam_size = override_decode(self.loaded.decode, **search), search.get("beam_size")
-        check_options(decode, beam_size=beam_size, n_best=n_best, mbr=mbr, seed=seed)
-        if n_best is not None and beam_size is None:
-            decode = override_decode(decode, beam_size=max(int(n_best), decode.beam_size))
+        decode = override_decode(self.loaded.decode, **search)
+        given = {**search, "n_best": n_best, "mbr": mbr, "seed": seed}
+        check_options(decode, given, _as_argument)
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
         # reuse the decoder, whose matrices are packed already
         loaded.decoder = self.loaded.decoder
-        translator = Translator(loaded, seed=seed, samples=n_best or 1, mbr=mbr)
-        translations, _ = translator.translate(lines, scored=n_best is not None)
+        translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
+        found, _ = translator.translate(lines, scored=n_best is not None)
         if n_best is not None:
-            return [hypotheses[:n_best] for hypotheses in translations]
-        best = [hypotheses[0].text for hypotheses in translations]
+            lists = [hypotheses[:n_best] for hypotheses in found]
+            return lists[0] if isinstance(text, str) else lists
+        best = [hypotheses[0].text for hypotheses in found]
         return best[0] if isinstance(text, str) else best
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None
+        self, sources: Iterable[str], targets: Iterable[str], *, tag: str | None = None
     ) -> list[float]:
         """Return the natural log-probability of each target with eos, given its source; raises
         `UserError`.
@@ -91,7 +98,12 @@ class Model:
         return attention_of(loaded, src, tgt)
 
 
-def _as_lines(lines: Sequence[str], name: str) -> list[str]:
+def _as_argument(name: str) -> str:
+    """Return how a caller passes an option."""
+    return f"{name}=True" if name == "sample" else name
+
+
+def _as_lines(lines: Iterable[str], name: str) -> list[str]:
     """Return lines as a list; raises `RefusedError` unless all are strings."""
     if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
         raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")

@@ -150,9 +150,7 @@ def _valid_text(line: str, max_characters: int) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def load(
-    *paths: Path, device: str = "auto", precision: str = "auto", **decode: object
-) -> LoadedModel:
+def load(*paths: Path, device: str = "auto", precision: str = "auto", **decode: Any) -> LoadedModel:
     """Load the best model of a run, or a checkpoint. Several paths make an ensemble, which knows
     the tags that all its models know. `decode` overrides the search settings of the first model.
     Raises `UserError`.
@@ -234,7 +232,7 @@ def _check_languages(config: Config, other: Config, path: Path, directory: Path)
 def unpack(
     snapshot: Snapshot,
     directory: Path,
-    decode: Mapping[str, object],
+    decode: Mapping[str, Any],
     *,
     device: str = "auto",
     precision: str = "auto",

@@ -7,13 +7,12 @@
 """
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +37,8 @@ from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rule
 MAX_THREADS = 4
 MAX_PROCESSES = 32
 MAX_HYPOTHESES = 1000  # per line; the limit of `decode.beam_size`
+# Options of the search, which sampling does not use, and options of sampling.
+SEARCH_ONLY, SAMPLING_ONLY = ["beam_size"], ["temperature", "top_k", "top_p", "seed"]
 # Smallest number of source tokens x beam size per thread; for fewer, another thread does not help.
 MIN_TOKENS_PER_THREAD = 512
 # Batches that each rank translates before the ranks exchange their translations.
@@ -79,33 +80,36 @@ BATCHES = TypeAdapter(list[Translated])
 
 
 def check_options(
-    decode: DecodeConfig,
-    *,
-    beam_size: int | None = None,
-    n_best: int | None = None,
-    mbr: int | None = None,
-    seed: int | None = None,
+    decode: DecodeConfig, given: Mapping[str, Any], spell: Callable[[str], str]
 ) -> None:
-    """Raise `RefusedError` for values of a wrong type or range, and for options that exclude each
-    other. `decode` holds the settings to use; `beam_size` is None unless given explicitly.
+    """Raise `RefusedError` for numbers of a wrong type or range, and for options that exclude each
+    other. `decode` holds the settings to use, `given` the options, which are None if they are not
+    given; `spell` returns the name of an option for the user.
     """
-    largest = MAX_HYPOTHESES if beam_size is None else decode.beam_size
-    limit = str(largest) if beam_size is None else f"beam_size {largest}"
-    for name, value, lowest, highest, expected in (
-        ("n_best", n_best, 1, largest, f"from 1 to {limit}"),
-        ("mbr", mbr, 2, MAX_HYPOTHESES, f"from 2 to {MAX_HYPOTHESES}"),
-        ("seed", seed, 0, math.inf, "0 or larger"),
+    options = {name: value for name, value in given.items() if value is not None}
+    for name, lowest, highest in (
+        ("n_best", 1, MAX_HYPOTHESES),
+        ("mbr", 2, MAX_HYPOTHESES),
+        ("seed", 0, math.inf),
     ):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, Integral):
-            raise RefusedError(f"{name} {value!r}: must be an integer, {expected}")
+        value = options.get(name, lowest)
+        expected = "0 or larger" if name == "seed" else f"from {lowest} to {highest}"
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise RefusedError(f"{spell(name)} {value!r}: must be an integer, {expected}")
         if not lowest <= value <= highest:
-            raise RefusedError(f"{name} {value}: must be {expected}")
-    if mbr is not None and (n_best is not None or beam_size is not None):
-        raise RefusedError("mbr: cannot be combined with n_best and beam_size; leave them out")
-    if seed is not None and not decode.sample:
-        raise RefusedError(f"seed {seed}: needs sample=True; add it, or leave the seed out")
+            raise RefusedError(f"{spell(name)} {value}: must be {expected}")
+    for name in options:
+        if "mbr" in options and name in ("n_best", "beam_size"):
+            advice = f"cannot be combined with {spell('mbr')}, which chooses one of N hypotheses"
+            raise RefusedError(f"{spell(name)}: {advice}")
+        if decode.sample and name in SEARCH_ONLY:
+            source = spell("sample") if "sample" in options else "decode.sample of this run"
+            raise RefusedError(f"{spell(name)}: cannot be combined with {source}; leave it out")
+        if not decode.sample and name in SAMPLING_ONLY:
+            raise RefusedError(f"{spell(name)}: needs {spell('sample')}; add it")
+    if "beam_size" in options and (n_best := options.get("n_best", 1)) > decode.beam_size:
+        larger = f"use {spell('beam_size')} {n_best} or more"
+        raise RefusedError(f"{spell('n_best')} {n_best}: more than the beam holds; {larger}")
 
 
 class Translator:
@@ -119,23 +123,24 @@ class Translator:
         ranks: Ranks | None = None,
         *,
         seed: int | None = None,
-        samples: int = 1,
+        n_best: int = 1,
         mbr: int | None = None,
         threads: int | None = None,
         in_processes: bool = False,
     ) -> None:
-        """`seed` is the seed of sampling (None: the run's), `samples` the number of draws per line.
-        With `mbr`, minimum Bayes risk chooses from this number of hypotheses or samples. `threads`
-        fixes the number of CPU threads per batch, on which rounding depends. `in_processes` allows
-        processes of one thread each when there are many batches, on CPUs under Linux.
+        """`seed` is the seed of sampling (None: the run's), `n_best` the number of hypotheses or
+        samples per line, which the beam is widened to hold. With `mbr`, minimum Bayes risk chooses
+        from this number of hypotheses or samples. `threads` fixes the number of CPU threads per
+        batch, on which rounding depends. `in_processes` allows processes of one thread each when
+        there are many batches, on CPUs under Linux.
         """
         self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
         self.in_processes = in_processes and CAN_FORK and self.ranks.size == 1
         self.seed = loaded.config.seed if seed is None else seed
-        self.samples, self.mbr = mbr or samples, mbr
-        if mbr is not None:
-            self.decode = override_decode(loaded.decode, beam_size=int(mbr))
+        self.samples, self.mbr = int(mbr or n_best), mbr
+        if mbr is not None or self.samples > self.decode.beam_size:
+            self.decode = override_decode(loaded.decode, beam_size=self.samples)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
 
     def translate(

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import mtrain
+from mtrain.config.schema import DecodeConfig
 from mtrain.translation.api import Model
 from mtrain.translation.loading import LoadedModel
+from mtrain.translation.translator import check_options
 
 
 @pytest.mark.parametrize(
@@ -20,19 +22,23 @@ from mtrain.translation.loading import LoadedModel
         ({"n_best": True}, "n_best True: must be an integer"),
         ({"n_best": 0}, "n_best 0: must be from 1 to 1000"),
         ({"n_best": 1001}, "n_best 1001: must be from 1 to 1000"),
-        ({"n_best": 3, "beam_size": 2}, "n_best 3: must be from 1 to beam_size 2"),
-        ({"n_best": 3, "beam_size": 2, "sample": True}, "must be from 1 to beam_size 2"),
+        ({"n_best": 3, "beam_size": 2}, "n_best 3: more than the beam holds; use beam_size 3 or"),
+        ({"beam_size": 2, "sample": True}, "beam_size: cannot be combined with sample=True; leave"),
         ({"mbr": 4.0}, r"mbr 4\.0: must be an integer, from 2 to 1000"),
         ({"mbr": 1}, "mbr 1: must be from 2 to 1000"),
         ({"mbr": 1001}, "mbr 1001: must be from 2 to 1000"),
-        ({"mbr": 4, "n_best": 2}, "mbr: cannot be combined with n_best and beam_size"),
-        ({"mbr": 4, "beam_size": 4}, "mbr: cannot be combined with n_best and beam_size"),
+        ({"mbr": 4, "n_best": 2}, "n_best: cannot be combined with mbr"),
+        ({"mbr": 4, "beam_size": 4}, "beam_size: cannot be combined with mbr"),
         ({"seed": "x", "sample": True}, "seed 'x': must be an integer, 0 or larger"),
         ({"seed": 1.5, "sample": True}, r"seed 1\.5: must be an integer"),
         ({"seed": -1, "sample": True}, "seed -1: must be 0 or larger"),
-        ({"seed": 1}, "seed 1: needs sample=True"),
-        ({"beam_size": "x"}, "--beam-size x: "),
-        ({"beam_size": 2.5, "n_best": 2}, "--beam-size 2.5: "),
+        ({"seed": 1}, "seed: needs sample=True; add it"),
+        ({"temperature": 0.5}, "temperature: needs sample=True; add it"),
+        ({"top_k": 5, "sample": False}, "top_k: needs sample=True; add it"),
+        ({"beam_size": 0}, "^beam_size 0: should be greater than or equal to 1$"),
+        ({"beam_size": "x"}, "^beam_size 'x': should be a valid integer"),
+        ({"beam_size": 2.5, "n_best": 2}, "^beam_size 2.5: "),
+        ({"nbest": 2}, "nbest: unknown option; choose one of n_best, mbr, tag, seed, beam_size, "),
         ({"tag": 5}, "tag 5: the model does not know this tag"),
     ],
 )
@@ -41,6 +47,14 @@ def test_wrong_options_are_user_errors(
 ) -> None:
     with pytest.raises(mtrain.UserError, match=words):
         Model(loaded_model).translate(["bavo"], **options)
+
+
+def test_a_run_that_samples_takes_no_option_of_the_search() -> None:
+    given = {"beam_size": 5, "n_best": 7, "mbr": None, "sample": None}
+    decode = DecodeConfig(sample=True)
+    with pytest.raises(mtrain.UserError, match=r"^beam_size: .* with decode\.sample of this run; "):
+        check_options(decode, given, str)
+    check_options(decode, {**given, "beam_size": None, "top_k": 3}, str)
 
 
 def test_numbers_of_numpy_are_numbers(loaded_model: LoadedModel) -> None:

@@ -34,7 +34,7 @@ def sampling(
     translator: Translator, *, seed: int | None = None, samples: int = 1, **settings: Any
 ) -> Translator:
     decode = override_decode(translator.decode, sample=True, **settings)
-    return Translator(replace(translator.loaded, decode=decode), seed=seed, samples=samples)
+    return Translator(replace(translator.loaded, decode=decode), seed=seed, n_best=samples)
 
 
 def test_lines_are_sampled_by_their_number(translator: Translator) -> None:
@@ -56,7 +56,7 @@ def test_minimum_bayes_risk_chooses_among_the_hypotheses(
 ) -> None:
     decode = override_decode(translator.decode, sample=is_sampled, beam_size=6)
     loaded = replace(translator.loaded, decode=decode)
-    lists, _ = Translator(loaded, samples=6).translate(["", *LINES])
+    lists, _ = Translator(loaded, n_best=6).translate(["", *LINES])
     chosen, _ = Translator(loaded, mbr=6).translate(["", *LINES])
     assert [len(each) for each in chosen] == [1] * len(lists)
     assert chosen[0] == lists[0]
