@@ -7,6 +7,7 @@ rank is killed, its connections break: the others fail at their next call, or to
 
 import json
 import os
+import re
 import shlex
 import socket
 import sys
@@ -189,9 +190,12 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
+            # without gloo's own source line and its advice
+            reason = re.sub(r"^\[\S+\] ", "", first_line(error)).partition(". ")[0]
             raise DisconnectedError(
-                f"rank {self.rank}: another process of the job has ended, and its own message says "
-                f"why, or cannot be reached ({first_line(error)}); run the same command again"
+                f"rank {self.rank}: another process of the job has ended, or cannot be reached "
+                f"({reason}); see its own message, which a killed process lacks, and run the same "
+                "command again"
             ) from None
 
     def _open(self, message: Tensor, rank: int) -> bytes:
