@@ -120,8 +120,11 @@ class Blocks:
         return len(self.of(0))
 
     def __str__(self) -> str:
-        sizes = ", ".join(str(len(self.of(rank))) for rank in range(self.ranks))
-        return f"{sizes}; more than {self.micro_batches} processes would leave some idle"
+        sizes = [len(self.of(rank)) for rank in range(self.ranks)]
+        note = f"more than {self.micro_batches} processes would leave some idle"
+        if 0 in sizes:
+            note = f"idle processes: {sizes.count(0)}"
+        return f"{', '.join(map(str, sizes))}; {note}"
 
     def of(self, rank: int) -> range:
         """Return the micro-batches that a rank computes."""

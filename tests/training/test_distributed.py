@@ -296,7 +296,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(
         )
     three = train_by(3, config, run, hooks={2: partial(at_step, 10, kill_self)})
     assert three.codes[2] == -signal.SIGKILL
-    assert "by process: 1, 1, 0; more than 2 processes would leave some idle" in three.told[0]
+    assert "by process: 1, 1, 0; idle processes: 1" in three.told[0]
     alone = train_by(1, config, run, "train.step_batches=2")
     assert alone.codes == [0], alone.told
     assert differences(run, undisturbed) == []
