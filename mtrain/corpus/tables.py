@@ -4,6 +4,7 @@
 `config.corpora`. Rows are numbered from 1; in a file of lines, a row has the number of its line.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -44,6 +45,8 @@ HEADER = "a first row that looks like names of columns (give them by name: src: 
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
 _NAMES |= {"translation", "reference", "input", "output", *(n.lower() for n in NAMES.values())}
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
+# Errors of a cache that cannot be written.
+_UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 BATCH_BYTES = 1 << 27  # approximate bytes of rows read at a time
 
 Row = tuple[int, Any, Any]  # number, source and target, which may not be texts
@@ -362,7 +365,10 @@ def _loading(name: str) -> Iterator[None]:
         yield
     except (*card_errors, OSError, RuntimeError, ImportError, DatasetsError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        raise UserError(f"{name}: cannot load: {first_line(cause)}") from None
+        advice = ""
+        if isinstance(cause, OSError) and cause.errno in _UNWRITABLE:
+            advice = "; if that is the cache of datasets, set HF_HOME to another directory"
+        raise UserError(f"{name}: cannot load: {first_line(cause)}{advice}") from None
 
 
 FORMATS = {

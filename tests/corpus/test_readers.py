@@ -614,6 +614,20 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "was specified twice" in error_of(corpus, root=tmp_path)
 
 
+def test_a_cache_of_datasets_that_cannot_be_written_is_named_with_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine where the home directory is read-only."""
+    corpus = jsonl_folder(tmp_path, [{"de": de, "en": en} for de, en in PAIRS])
+
+    def make(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "/home/me/.cache")
+
+    monkeypatch.setattr("datasets.load_dataset", make)
+    message = error_of(corpus, root=tmp_path)
+    assert "'/home/me/.cache'; if that is the cache of datasets, set HF_HOME" in message
+
+
 def test_samples_are_spaced_and_of_middle_length() -> None:
     assert evenly_spaced(list(range(10)), 4) == [0, 3, 6, 9]
     assert evenly_spaced([5, 6], 4) == [5, 6]
