@@ -726,6 +726,7 @@ def test_messages_are_wrapped_to_the_width() -> None:
 
 def test_katakana_is_at_home_in_japanese(folder: Folder) -> None:
     """However few of a text's letters are Katakana."""
+    folder.data["tgt_lang"] = "ja"
     for row, line in enumerate(folder.bytes["train.xb"]):
         folder.bytes["train.xb"][row] = "これはあかいはなのえです".encode() + line[:2]
     folder.bytes["train.xb"][700] = "スペースキャラクターコード".encode()
