@@ -12,7 +12,7 @@ from mtrain.corpus.readers import describe, read_pairs, reading_of
 from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import first_numbers, is_on_terminal, logger, progress_bar
 from mtrain.runtime.outputs import describe_size, opened
 from mtrain.scoring.references import read_source
@@ -28,7 +28,7 @@ FORMS = {
     "ctranslate2": ctranslate2_format,
     "hf-marian": marian_format,
     "hf": marian_format,
-    "argos": argos_format,
+    "argos": ctranslate2_format,  # which `argos_format` packs into one file
 }
 
 Show = Callable[[str], object]
@@ -45,13 +45,12 @@ def export(
     """Write a model in one of `FORMS` to a new directory (`argos`: a new file) if both engines
     agree on a sample; else raise `UserError` and write nothing. `show` gets the comparison.
     """
-    form = FORMS[to]
+    form, loaded = FORMS[to], loaded.tagged(loaded.config.data.valid_corpora[0].tag)
     form.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
-    if to == "argos" and directory.suffix != argos_format.SUFFIX:
-        raise RefusedError(f"--output {directory}: give a name that ends in {argos_format.SUFFIX}")
+    if to == "argos":
+        argos_format.check(loaded, directory)
     lines = _read_sample(loaded.config, sample)
-    loaded = loaded.tagged(loaded.config.data.valid_corpora[0].tag)
 
     def fill(temporary: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # check the layout before rounding

@@ -18,6 +18,7 @@ from mtrain.runtime.errors import MissingExtraError
 from mtrain.translation.loading import LoadedModel
 
 MAX_BATCH_SIZE = 64  # sentences
+MAX_TOKENS = 1024  # CTranslate2 cuts longer sentences, if it is not told another limit
 
 
 def check(shape: Shape, quantization: str) -> None:
@@ -33,17 +34,9 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     `OSError`.
     """
     (directory / layout.TOKENIZER).write_bytes(loaded.tokenizer.proto)
-    write_model(directory, loaded, quantization)
-
-
-def write_model(
-    directory: Path, loaded: LoadedModel, quantization: str, positions: int = 0
-) -> None:
-    """Write a model without its vocabulary; raises `OSError`. It gets all learned positions, or
-    sinusoidal ones for at least `positions` tokens.
-    """
     longest = loaded.max_source_length
-    positions = loaded.positions_limit or max(positions, longest, loaded.target_limit(longest))
+    needed = max(MAX_TOKENS + 1, longest, loaded.target_limit(longest))
+    positions = loaded.positions_limit or needed
     spec = _spec(loaded.model, loaded.tokenizer, positions)
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
@@ -51,17 +44,12 @@ def write_model(
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:
-    """Load a written model."""
-    return load_model(directory, directory / layout.TOKENIZER, tokenizer)
-
-
-def load_model(directory: Path, vocabulary: Path, tokenizer: Tokenizer) -> Engine:
     """Load a written model; text is encoded and decoded with the exported vocabulary."""
     import ctranslate2
 
     ctranslate2.set_log_level(logging.ERROR)  # no warnings of types that this processor lacks
     translator = ctranslate2.Translator(str(directory), device="cpu")
-    exported = Tokenizer.load(vocabulary)
+    exported = Tokenizer.load(directory / layout.TOKENIZER)
     pieces = tokenizer.all_pieces
     ids = {piece: i for i, piece in enumerate(pieces)}
 

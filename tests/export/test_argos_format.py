@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -15,12 +16,11 @@ from typing import Any
 
 import ctranslate2
 import pytest
-from conftest import made_up_pairs, run_mtrain
+from conftest import made_up_pairs, random_model, run_mtrain
 from sentencepiece import SentencePieceProcessor
 
 from mtrain.config.schema import override_decode
 from mtrain.export import argos_format, convert
-from mtrain.model.transformer import Shape
 from mtrain.runtime.errors import RefusedError
 from mtrain.translation import loading
 from mtrain.translation.loading import LoadedModel
@@ -134,8 +134,9 @@ def test_every_code_of_a_config_names_a_package(
 ) -> None:
     data = loaded_model.config.data.model_copy(update={"tgt_lang": tag})
     config = loaded_model.config.model_copy(update={"data": data})
-    argos_format.write(tmp_path, replace(loaded_model, config=config), "float32")
-    found = json.loads((tmp_path / "metadata.json").read_text())
+    argos_format.pack(tmp_path, replace(loaded_model, config=config), sink := io.BytesIO())
+    with zipfile.ZipFile(sink) as package:
+        found = json.loads(package.read(f"translate-aa_{code}-1_0/metadata.json"))
     assert (found["to_code"], found["to_name"]) == (code, name)
     assert found["from_code"] == "aa"
 
@@ -165,6 +166,7 @@ def test_models_that_argos_translate_cannot_use_are_refused(
     ):
         with pytest.raises(RefusedError, match=message):
             export(loaded, tmp_path / "x.argosmodel")
+    learned = random_model(positions="learned")
     with pytest.raises(RefusedError, match="256 learned positions are too few"):
-        argos_format.check(Shape(100, 0, positions="learned"), "int8")
+        argos_format.check(replace(loaded_model, model=learned), Path("x.argosmodel"))
     assert [each.name for each in tmp_path.iterdir()] == ["sample"]

@@ -19,7 +19,7 @@ from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import tables
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
-from mtrain.export import argos_format, convert, ctranslate2_format, marian_format
+from mtrain.export import convert, ctranslate2_format, marian_format
 from mtrain.export.parity import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
@@ -263,7 +263,6 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     ("module", "form", "extra"),
     [
         ("ctranslate2", ctranslate2_format, "ctranslate2"),
-        ("ctranslate2", argos_format, "ctranslate2"),
         ("transformers", marian_format, "hf"),
     ],
 )
