@@ -176,14 +176,12 @@ def _machine_of(run: Run) -> str | None:
     """
     directory = run.path / layout.CHECKPOINTS
     paths = [] if directory.is_symlink() else layout.steps(directory)
-    for path in reversed(paths):
-        state = None
-        if not path.is_symlink():
-            state = read_record(path / layout.TRAINER / layout.STATE, LOOP)
-        if state is not None:
-            device, precision, threads = map(state.machine.get, ("device", "precision", "threads"))
-            return f"{device}, {precision}, threads: {threads}"
-    return None
+    owned = (path for path in reversed(paths) if not path.is_symlink())
+    states = (read_record(path / layout.TRAINER / layout.STATE, LOOP) for path in owned)
+    if (state := next(filter(None, states), None)) is None:
+        return None
+    device, precision, threads = map(state.machine.get, ("device", "precision", "threads"))
+    return f"{device}, {precision}, threads: {threads}"
 
 
 def check_text(report: Report) -> list[Findings]:
