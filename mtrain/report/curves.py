@@ -130,8 +130,8 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
 
 
 def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
-    """Return the steps and values of one key, without values that cannot be drawn, such as NaN. Nine
-    digits are kept, so that different values are far enough apart to divide their distance.
+    """Return the steps and values of one key, without values that cannot be drawn, such as NaN.
+    Nine digits are kept, so that different values are far enough apart to divide their distance.
     """
     values = ((record["step"], record.get(name)) for record in records)
     drawn = ((n, v) for n, v in values if isinstance(v, int | float) and abs(v) < MAX_VALUE)

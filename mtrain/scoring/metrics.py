@@ -120,8 +120,7 @@ def score(
         check_same_length("the translation", len(hypotheses), "the reference", len(reference))
     if not hypotheses:
         raise UserError("there are no lines to score")
-    by_characters = metric == "ter" and _has_character_ter(tokenize, references)
-    scorer = _metric(metric, tokenize, lowercase, by_characters=by_characters)
+    scorer = _metric(metric, tokenize, lowercase, references)
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
@@ -130,7 +129,7 @@ def score(
         return computed
 
     scorer._compute_score_from_stats = compute_as_float
-    result = scorer.corpus_score(hypotheses, references, n_bootstrap=_RESAMPLES if interval else 1)
+    result = scorer.corpus_score(hypotheses, None, n_bootstrap=_RESAMPLES if interval else 1)
     ci = None
     if interval:
         ci = float(result._mean - result._ci), float(result._mean + result._ci)
@@ -160,7 +159,9 @@ def sentence_chrf(
     hypotheses: list[str], references: list[list[str]], lowercase: bool
 ) -> list[float]:
     """Return the chrF2 of each line."""
-    metric = _metric("chrf", lowercase=lowercase)
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF(lowercase=lowercase)
     lines = zip(hypotheses, *references, strict=True)
     return [float(metric.sentence_score(text, refs).score) for text, *refs in lines]
 
@@ -214,11 +215,7 @@ def paired_tests(
     check_seed()
     if "ter" in metrics:
         _warn_of_ter(references)
-    by_characters = _has_character_ter(tokenize, references)
-    scorers = {
-        name: _metric(name, tokenize, lowercase, references, by_characters=by_characters)
-        for name in metrics
-    }
+    scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
     tests, has_enough_lines = {}, len(references[0]) >= MIN_TESTED
     for metric in metrics:
@@ -240,15 +237,8 @@ def check_seed() -> None:
         raise RefusedError(f"SACREBLEU_SEED={seed}: expected a whole number from 0, or none")
 
 
-def _metric(
-    name: str,
-    tokenize: str = "13a",
-    lowercase: bool = False,
-    references: list[list[str]] | None = None,
-    *,
-    by_characters: bool = False,
-) -> Any:
-    """Make a metric of sacreBLEU, with cached references if given; `by_characters` is for TER."""
+def _metric(name: str, tokenize: str, lowercase: bool, references: list[list[str]]) -> Any:
+    """Make a metric of sacreBLEU with cached references."""
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.metrics.ter import TER
@@ -258,12 +248,11 @@ def _metric(
         return BLEU(tokenize=tokenize, lowercase=lowercase, references=references, force=True)
     if name == "chrf":
         return CHRF(lowercase=lowercase, references=references)
+    by_characters = _has_character_ter(tokenize, references)
     ter: Any = TER(normalized=by_characters, asian_support=by_characters, references=references)
 
-    def extract(hypotheses: list[str], given: list[list[str]] | None) -> list[list[float]]:
-        columns = given or references or []
-        ter.num_refs = len(columns)  # for the signature
-        return _count_edits(by_characters, list(zip(hypotheses, *columns, strict=True)))
+    def extract(hypotheses: list[str], _: None) -> list[list[float]]:
+        return _count_edits(by_characters, list(zip(hypotheses, *references, strict=True)))
 
     ter._extract_corpus_statistics = extract
     return ter
