@@ -11,7 +11,6 @@ from mtrain.check.findings import Findings
 from mtrain.check.words import (
     PIECES_PER_CHARACTER,
     PIECES_PER_WORD,
-    SINGLE_SCRIPTS,
     Characters,
     Words,
     combined,
@@ -71,10 +70,11 @@ class Chunk:
         """
         sides = []
         for words, letters in zip(self.words, self.letters, strict=True):
-            none = np.zeros(len(self), np.int64)
-            singles = sum((letters.get(script, none) for script in SINGLE_SCRIPTS), none)
-            others = words.counts - singles
-            sides.append(PIECES_PER_WORD * others + PIECES_PER_CHARACTER * singles)
+            tokens = PIECES_PER_WORD * words.counts
+            for script, pieces in PIECES_PER_CHARACTER.items():
+                if script in letters:  # each of these characters was counted as a word
+                    tokens += (pieces - PIECES_PER_WORD) * letters[script]
+            sides.append(tokens)
         return np.stack(sides, 1)
 
     @cached_property

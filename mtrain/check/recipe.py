@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from mtrain.check.words import PIECES_PER_WORD
-
 EPOCHS = 16  # about those of the measured recipes
 BATCHES_PER_STEP = 4
 FILLED = 850 / 1024  # fraction of a batch that is not padding
@@ -13,12 +11,12 @@ NUM_FIXED_PIECES = 256 + 4  # bytes; pad, unk, bos and eos
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a text: pairs, words of both sides per pair, and how many different words a
-    sample has, and characters that a vocabulary must cover.
+    """The size of a text: pairs, estimated tokens of both sides per pair, and how many different
+    words a sample has, and characters that a vocabulary must cover.
     """
 
     pairs: int
-    words: float
+    tokens: float
     types: int
     characters: int
 
@@ -83,7 +81,7 @@ def _model(d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float)
 
 def _steps(size: Size, max_tokens: int) -> int:
     """Return the number of steps of `EPOCHS` epochs, to the nearest 500."""
-    tokens = PIECES_PER_WORD * size.words / 2 * max(1, size.pairs)
+    tokens = size.tokens / 2 * max(1, size.pairs)
     return round(EPOCHS * tokens / (BATCHES_PER_STEP * max_tokens * FILLED) / 500) * 500
 
 

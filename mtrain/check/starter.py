@@ -200,24 +200,24 @@ def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
 
 
 def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
-    """Count the words and characters of a sample that is spread over the files; pairs that are not
-    UTF-8 are counted in `reading`.
+    """Measure a sample that is spread over the files; pairs that are not UTF-8 are counted in
+    `reading`.
     """
     char_counts, words = Counter[str](), np.zeros(0, np.uint64)
-    num_pairs = num_words = 0
+    num_pairs, num_tokens = 0, 0.0
     rows = islice(_rows(corpus, reading), 0, None, max(1, pairs // SAMPLE))
     for chunk in chunks(Findings("", corpus, reading.root, 0), rows, Characters()):
         num_pairs += len(chunk)
         for texts, each in zip(chunk.texts, chunk.words, strict=True):
             char_counts.update("".join(texts))
             words = np.union1d(words, each.hashes)
-            num_words += len(each.hashes)
-    if not num_words:
+        num_tokens += float(chunk.estimated_tokens.sum())
+    if not num_tokens:
         raise UserError(f"{corpus.src}: holds no text to learn from")
     counts = np.sort(np.array(list(char_counts.values())))[::-1]
     to_cover = TokenizerConfig().character_coverage * counts.sum()
     characters = int((np.cumsum(counts) <= to_cover).sum()) + 1
-    return Size(pairs - reading.counts[NOT_UTF8], num_words / num_pairs, len(words), characters)
+    return Size(pairs - reading.counts[NOT_UTF8], num_tokens / num_pairs, len(words), characters)
 
 
 def _hold_out(

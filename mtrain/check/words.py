@@ -19,10 +19,14 @@ from mtrain.corpus.writing_systems import script_of
 # How characters form words: not at all, as runs, each by itself, each with the next two.
 NONE, RUN, SINGLE, TRIPLE = range(4)
 SINGLE_SCRIPTS = {"CJK", "HIRAGANA"}
-_TRIPLE = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
+TRIPLE_SCRIPTS = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
 
-# Estimates, if there is no vocabulary: of a word, and of a character of `SINGLE_SCRIPTS`.
-PIECES_PER_WORD, PIECES_PER_CHARACTER = 1.4, 0.8
+# Estimates, if there is no vocabulary: of a word, and of a character of these scripts.
+PIECES_PER_WORD = 1.4
+PIECES_PER_CHARACTER = {
+    **dict.fromkeys(SINGLE_SCRIPTS, 0.8),
+    **dict.fromkeys(TRIPLE_SCRIPTS, 0.3),
+}
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; a product with it mixes the bits
 # Powers of an odd number: weights of the characters in the hash of a word.
@@ -146,12 +150,11 @@ class Characters:
         if category[0] not in "LMN":
             return
         script = script_of(char)
-        self.form[code] = (
-            SINGLE if script in SINGLE_SCRIPTS else TRIPLE if script in _TRIPLE else RUN
-        )
+        is_triple = script in TRIPLE_SCRIPTS
+        self.form[code] = SINGLE if script in SINGLE_SCRIPTS else TRIPLE if is_triple else RUN
         if len(char.lower()) == 1:
             self.lower[code] = ord(char.lower())
-        if category[0] == "L" and script:
+        if script and (category[0] == "L" or is_triple):
             if script not in self.scripts:
                 self.scripts.append(script)
             self.script[code] = self.scripts.index(script)

@@ -734,8 +734,9 @@ def test_katakana_is_at_home_in_japanese(folder: Folder) -> None:
     assert places(folder.look(), "script") == [("train.xb", 801)]
 
 
-def test_lengths_in_tokens_are_estimated_by_words_and_by_characters_of_han() -> None:
+def test_lengths_in_tokens_are_estimated_by_words_or_by_characters_without_spaces() -> None:
     rows = [(1, "three plain words", "三个词"), (2, "APT 工具", ""), (3, "", "ひらがな カタカナ")]
+    rows.append((4, "สวัสดีครับ APT", "ខ្មែរ"))  # signs above and below letters count, too
     findings = Findings("", TextCorpus(src="a", tgt="b"), Path(), 0)
     estimates = Chunk.of(findings, rows, Characters()).estimated_tokens
-    assert estimates == pytest.approx(np.array([[4.2, 2.4], [3.0, 0.0], [0.0, 4.6]]))
+    assert estimates == pytest.approx(np.array([[4.2, 2.4], [3.0, 0.0], [0.0, 4.6], [4.4, 1.5]]))

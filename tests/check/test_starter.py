@@ -74,7 +74,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
     train, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
     output = Path(names[4] + ".yaml")
     asked = Request(*train, output, "no", "zh-TW", None, 0)
-    size = Size(1000, 25.0, 5000, 90)
+    size = Size(1000, 35.0, 5000, 90)
     text = starter.render(asked, size, train, valid, has_gpu=False)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(text, encoding="utf-8")
@@ -92,7 +92,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
 @pytest.mark.parametrize("pairs", [50, 900, 29_000, 50_001, 400_000, 2_000_000, 10**9])
 def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu: bool) -> None:
     """Also, its lines are short."""
-    size = Size(pairs, 25.0, 5000, 90)
+    size = Size(pairs, 35.0, 5000, 90)
     asked = Request(Path("a.en"), Path("b c.no"), Path("x.yaml"), "en", "no", None, 0)
     train, valid = (Path("a.en"), Path("b c.no")), (Path("v.en"), Path("v.no"))
     text = starter.render(asked, size, train, valid, has_gpu=has_gpu)
@@ -363,8 +363,15 @@ def test_text_is_measured_the_same_in_parts(
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
     found = starter._measure(corpus, 600, Reading())
     words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
-    assert found.words == pytest.approx(len(words) / 600)
+    assert found.tokens == pytest.approx(1.4 * len(words) / 600)
     assert found.types == len(set(words))
+
+
+def test_a_letter_of_a_script_without_spaces_is_no_word(tmp_path: Path) -> None:
+    """Else Thai would get four times the steps."""
+    paths = [write(tmp_path / f"t.{code}", ["ภาษาไทย" * 4] * 20) for code in ("en", "th")]
+    found = starter._measure(TextCorpus(src=str(paths[0]), tgt=str(paths[1])), 20, Reading())
+    assert found.tokens == pytest.approx(2 * 28 * 0.3)
 
 
 def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path, Path]) -> None:
