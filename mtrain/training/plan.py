@@ -1,6 +1,7 @@
 """A forecast of a run: parameters, steps, learning rates, disk, memory and time."""
 
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -173,7 +174,7 @@ def describe_run(
     }
     lines = [
         f"model: {parameters:,} parameters, vocabulary {vocab_size:,}",
-        f"device: {device}",
+        f"device: {device}; host: {socket.gethostname()}",
         f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
         f"{train.max_steps:,} steps are {_epochs(epochs)}",
         *([f"micro-batches of a step by process: {blocks}"] if ranks.size > 1 else []),

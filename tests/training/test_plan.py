@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     }
     assert found.seconds == pytest.approx(6 * parameters * 200 * 60 / plan.MAX_OPERATIONS)
     text = "\n".join(found.lines)
+    assert f"device: 2 x cpu, fp32, threads: 1; host: {socket.gethostname()}" in found.lines
     assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
 
 
