@@ -29,7 +29,7 @@ from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.check.findings import KINDS, Findings
 from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
-from mtrain.config.languages import FREQUENT
+from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
@@ -642,6 +642,7 @@ def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("uz_Cyrl") == scripts_of("sr-cyrl-RS") == {"CYRILLIC"}
     assert scripts_of("xx") == scripts_of("uz_Tfng") == set()
     assert all(scripts_of(code) for code in FREQUENT)
+    assert all(name == name.strip() for name in NAMES.values())
     assert cut_to_width("日本語テキスト", 9) == "日本語..."
     accented = "e\N{COMBINING ACUTE ACCENT}"
     assert cut_to_width(accented * 12, 9) == accented * 6 + "..."
