@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import NamedTuple
+from unicodedata import is_normalized, normalize
 
 import numpy as np
 
@@ -109,12 +110,28 @@ def _is_lower(text: str) -> bool:
     return text == text.lower() and 2 * sum(map(str.islower, text)) > sum(map(str.isalpha, text))
 
 
+def _has_other_form(line: Line) -> bool:
+    """Whether accents are single characters with their letters in the translation (NFC), and
+    separate ones in the references (NFD), or the other way round.
+    """
+    forms = set(map(_form, line.references)) - {""}
+    return bool(forms) and _form(line.text) not in {"", *forms}
+
+
+def _form(text: str) -> str:
+    """Return the Unicode normalization form of a text; empty if it has no letters with accents."""
+    if not is_normalized("NFC", text):
+        return "NFD"
+    return "" if is_normalized("NFD", text) else "NFC"
+
+
 def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
     """Return a check that the translation has a property and no reference has it."""
     return lambda line: bool(has(line.text)) and not any(map(has, line.references))
 
 
 TRAIN_OR_CHECK = "train for longer, or check the file"
+TO_NFC = "normalize them, the references and the training text to NFC"
 # Faults of lines: kind, description, advice, check, and the fraction of lines above which they are
 # reported.
 CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
@@ -126,6 +143,7 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
     ("tokenized", "a space before the final period", "detokenize", _only(SPACED.search), 0.03),
     ("escapes", "HTML entities such as &quot;", "unescape them", _only(ENTITIES.search), 0.03),
     ("unknown", "unknown pieces (⁇ <unk>)", "set tokenizer.byte_fallback", _only(UNK.search), 0.03),
+    ("form", "other Unicode form (NFC, NFD) than the references", TO_NFC, _has_other_form, 0.03),
     ("case", "lower case, unlike the references", "score with --lowercase", _only(_is_lower), 0.2),
 )
 
@@ -212,7 +230,8 @@ def _wrong_length(lines: list[Line]) -> Iterator[Note]:
     # line index, length of the translation, length of the closest reference
     lengths = []
     for i, line in enumerate(lines):
-        length, *others = (len("".join(text.split())) for text in (line.text, *line.references))
+        texts = (normalize("NFC", "".join(text.split())) for text in (line.text, *line.references))
+        length, *others = map(len, texts)
         if length and any(others):
             lengths.append((i, length, min(others, key=lambda other: abs(other - length))))
     ratio = sum(length for _, length, _ in lengths) / max(1, sum(ref for _, _, ref in lengths))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 from conftest import run_mtrain
@@ -177,6 +178,19 @@ def test_text_that_was_prepared_for_a_model(
     assert list(found) == [kind]
     assert (found[kind].lines, found[kind].first) == (len(places), places[:5])
     assert notes(changed, changed) == {}
+
+
+def test_accents_in_another_unicode_form_are_told() -> None:
+    """Not called too long or too short, whichever file has separate accents."""
+    composed = unspaced(100, "tiếngViệtcóđủdấu")
+    apart = [normalize("NFD", line) for line in composed]
+    for hypotheses, references in ((composed, apart), (apart, composed)):
+        found = notes(hypotheses, references)
+        assert list(found) == ["form"]
+        assert found["form"].lines > 80
+        assert notes(hypotheses, hypotheses) == {}
+    assert find_faults(apart, [composed, apart], []) == []
+    assert "form" not in notes(REFERENCE, apart)
 
 
 def test_letters_without_case_are_not_in_lower_case() -> None:
