@@ -47,6 +47,10 @@ _NO_CHARACTER = regex.compile(
 )
 # Invisible and replacement characters that `str.isprintable` accepts.
 _SEEMS_PRINTABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufffc\ufffd]")
+# Ligatures, and Arabic letters as they look at a place in a word, as in text from PDF files.
+_PRESENTATION = re.compile(
+    "[\ufb00-\ufb06\ufb13-\ufb17\ufb50-\ufbb1\ufbd3-\ufd3d\ufd50-\ufdc7\ufe70-\ufefc]"
+)
 # A letter and a combining accent or part, as in text from macOS.
 _DECOMPOSED = re.compile("\\w[\u0300-\u036f\u1161-\u1175\u11a8-\u11c2\u3099\u309a]")
 
@@ -183,6 +187,7 @@ def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
     if not text.isascii():
         yield "mojibake", _find_mojibake(text)
         yield "decomposed", _find_decomposed(text)
+        yield "presentation", _find(_PRESENTATION, text)
         words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
         yield "mixed_word", _find(_MIXED_WORD, words)
     if "<" in text or "&" in text:

@@ -46,6 +46,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "subword marks, such as @@"),
     "decomposed": (WARNING, "letters and accents as separate characters (not in NFC)"),
+    "presentation": (WARNING, "ligatures and presentation forms, as in text from PDF files"),
     "overlap": (WARNING, "pairs that, but for case and punctuation, are also in"),
     "source_overlap": (WARNING, "sources that, but for case and punctuation, are also in"),
     "target_overlap": (WARNING, "targets that, but for case and punctuation, are also in"),

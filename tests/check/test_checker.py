@@ -156,6 +156,7 @@ ODD_TEXT = {
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
     "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " ##ing"],
     "decomposed": [" cafe\u0301 "],
+    "presentation": [" \ufb01n ", " \ufe8d\ufee0 ", " \ufefb "],
     "mixed_word": [" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "],
 }
 
@@ -191,6 +192,7 @@ HONEST = [
     "👩‍🔧",
     "❤️‍🔥 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
     "中国 １２ ＡＢ",
+    "\ufdf2 \ufdfa \ufd3e1\ufd3f, \ufb1d\ufb2a",  # words, brackets, letters with points
     "\u0958\u0940\u092e\u0924, ẹ̀kọ́, 2 \u212b",  # which NFC makes longer, or no shorter
 ]
 
