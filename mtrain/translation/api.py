@@ -8,6 +8,7 @@ import numpy as np
 
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.log import TruncatedLines
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -15,7 +16,7 @@ from mtrain.translation.translator import Translation, Translator, check_options
 
 
 class Model:
-    """A trained model or an ensemble. Lines that are too long are cut, as in `mtrain translate`."""
+    """A trained model or an ensemble. Lines that are too long are cut, with a warning."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
@@ -62,7 +63,8 @@ class Model:
         # reuse the decoder, whose matrices are packed already
         loaded.decoder = self.loaded.decoder
         translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
-        found, _ = translator.translate(lines, scored=n_best is not None)
+        found, cut = translator.translate(lines, scored=n_best is not None)
+        _warn_of_cut(cut, loaded.max_source_length, "text")
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
             return lists[0] if isinstance(text, str) else lists
@@ -80,7 +82,10 @@ class Model:
             raise UserError(
                 f"{len(src)} sources but {len(tgt)} targets: they must match one to one"
             )
-        return Scorer(self.loaded.tagged(tag)).score(src, tgt)[0]
+        scores, (cut_sources, cut_targets) = Scorer(self.loaded.tagged(tag)).score(src, tgt)
+        _warn_of_cut(cut_sources, self.loaded.max_source_length, "sources")
+        _warn_of_cut(cut_targets, self.loaded.max_target_length, "targets")
+        return scores
 
     def attention(
         self, source: str, target: str | None = None, *, tag: str | None = None
@@ -101,6 +106,13 @@ class Model:
 def _as_argument(name: str) -> str:
     """Return how a caller passes an option."""
     return f"{name}=True" if name == "sample" else name
+
+
+def _warn_of_cut(indices: list[int], limit: int, name: str) -> None:
+    """Warn of the lines of a list that were cut at a number of tokens."""
+    cut = TruncatedLines()
+    cut.add(indices)
+    cut.warn(limit, name)
 
 
 def _as_lines(lines: Iterable[str], name: str) -> list[str]:

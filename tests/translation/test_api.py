@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mtrain
-from mtrain.config.schema import DecodeConfig
+from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.translation.api import Model
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.translator import check_options
@@ -71,3 +72,16 @@ def test_numbers_of_numpy_are_numbers(loaded_model: LoadedModel) -> None:
 def test_attention_needs_lines(loaded_model: LoadedModel, pair: tuple[Any, Any]) -> None:
     with pytest.raises(mtrain.UserError, match=r"(source|target): expected a line, not "):
         Model(loaded_model).attention(*pair)
+
+
+def test_lines_that_are_cut_are_warned_of(
+    loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode = override_decode(loaded_model.decode, max_source_length=10)
+    model, long = Model(replace(loaded_model, decode=decode)), " ".join(["bavo"] * 60)
+    model.translate(["bavo", long])
+    model.score([long], ["bavo"])
+    model.score(["bavo"], [long])
+    shown = [record.getMessage().partition(" lines")[0] for record in caplog.records]
+    assert shown == ["text:", "sources:", "targets:"]
+    assert "cut there: 1 (line 2)" in caplog.records[0].getMessage()
