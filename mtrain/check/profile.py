@@ -198,9 +198,7 @@ class Profile:
 def report_mix_ups(
     findings: Findings, sources: list[str], targets: list[str], data: DataConfig
 ) -> None:
-    """Report mix-ups within a text, except for single pairs with swapped sides, which are found
-    pair by pair.
-    """
+    """Report mix-ups within a text, except for those that are found text by text."""
     for kind, message, is_allowed in mix_ups_of(data, findings.languages, sources, targets):
-        if kind != "swapped":
+        if kind not in ("swapped", "subwords"):
             findings.add_message(kind, message, is_allowed=is_allowed)

@@ -5,7 +5,8 @@
 2. swap        in most or some pairs, the source looks like the target language and vice versa
 3. repetition  many different sources have the same target, or the other way round
 4. quotes      nearly all texts of a side are in double quotes
-5. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
+5. subwords    many texts of a side are split into the pieces of another program
+6. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
 
@@ -16,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
+from mtrain.corpus.markup import SUBWORDS
 from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
 from mtrain.corpus.tables import TextRow
@@ -27,6 +29,7 @@ MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may be in double quotes
+MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 MAX_SHOWN_LENGTH = 60  # characters
 
 Owner = TypeVar("Owner")  # the corpus of a row
@@ -128,6 +131,8 @@ def mix_ups_of(
         yield MixUp("repeated", text, True)
     for text in _quoted_sides(sources, targets):
         yield MixUp("quoted", text, True)
+    for text in _split_sides(sources, targets):
+        yield MixUp("subwords", text, True)
 
 
 def _repetitions(sources: list[str], targets: list[str]) -> Iterator[str]:
@@ -153,6 +158,17 @@ def _quoted_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
             yield (
                 f"{count / len(texts):.0%} of the {name} are in double quotes, which will be part "
                 "of the text; export it without quotes, or use JSON lines"
+            )
+
+
+def _split_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
+    """Yield a message if many texts of a side are split into subwords."""
+    for texts, name in ((sources, "sources"), (targets, "targets")):
+        count = sum(SUBWORDS.search(text) is not None for text in texts)
+        if len(texts) >= MIN_TEXTS and count > MAX_SPLIT * len(texts):
+            yield (
+                f"{count / len(texts):.0%} of the {name} have subword marks (@@, ▁), which will be "
+                "part of the text; join the pieces first, as mtrain makes its own"
             )
 
 

@@ -275,6 +275,24 @@ def test_a_side_in_double_quotes_is_warned_of(
         assert f"warning: {key}: {text}\n" in shown
 
 
+@pytest.mark.parametrize(
+    ("side", "form", "split"),
+    [("src", "x@@ {}", 61), ("tgt", "▁{}", 61), ("tgt", "▁{}", 60), ("tgt", "{} @ mail", 300)],
+)
+def test_text_in_the_subwords_of_another_program_is_warned_of(
+    tiny_config: TinyConfig, write: Any, caplog: Any, side: str, form: str, split: int
+) -> None:
+    """More than a fifth of 300 texts."""
+    pairs = [
+        (form.format(src), tgt) if side == "src" else (src, form.format(tgt)) for src, tgt in PAIRS
+    ]
+    path = tiny_config(**{"data.train": [write("t", pairs[:split] + PAIRS[split:])]})
+    assert refusal(load_config(path)) == ""
+    name = "sources" if side == "src" else "targets"
+    expected = f"data.train.0: 20% of the {name} have subword marks"
+    assert (expected in caplog.text) == (split == 61)
+
+
 def test_a_row_that_is_too_long_is_no_reason_to_refuse_a_table(
     tiny_config: TinyConfig, tmp_path: Path
 ) -> None:
