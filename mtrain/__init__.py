@@ -14,6 +14,8 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from mtrain.runtime.errors import UserError as UserError
     from mtrain.translation.api import Model as Model
     from mtrain.translation.attention import Attention as Attention
@@ -30,10 +32,13 @@ _HOMES = {
 }
 
 
-def load(*paths: str | PathLike[str], device: str = "auto", precision: str = "auto") -> "Model":
+def load(
+    *paths: str | PathLike[str], device: "str | torch.device" = "auto", precision: str = "auto"
+) -> "Model":
     """Load a run's best model or a checkpoint directory, or several as an ensemble.
 
-    `device` is auto, cpu, cuda, cuda:N or mps, `precision` auto, fp32 or bf16. Raises `UserError`.
+    `device` is auto, cpu, cuda, cuda:N or mps, `precision` auto, fp32 or bf16; `~` in a path is the
+    home directory. Raises `UserError`.
     """
     from pathlib import Path
 
@@ -44,7 +49,8 @@ def load(*paths: str | PathLike[str], device: str = "auto", precision: str = "au
         raise RefusedError("mtrain.load: needs a run or checkpoint directory")
     if not all(isinstance(path, str | PathLike) for path in paths):
         raise RefusedError("mtrain.load: expected paths, as in load(a, b) for an ensemble")
-    return api.Model(loading.load(*map(Path, paths), device=device, precision=precision))
+    expanded = [Path(path).expanduser() for path in paths]
+    return api.Model(loading.load(*expanded, device=str(device), precision=precision))
 
 
 def __getattr__(name: str) -> Any:

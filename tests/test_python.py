@@ -47,6 +47,16 @@ def test_it_translates_as_the_command_does(
     assert done.stdout.splitlines() == model.translate(LINES, sample=True, mbr=4)
 
 
+def test_a_model_is_loaded_from_the_home_directory_to_a_device_of_torch(
+    model: mtrain.Model, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setenv("HOME", str(trained_run.parent))
+    loaded = mtrain.load(f"~/{trained_run.name}", device=torch.device("cpu"), precision="fp32")
+    assert loaded.translate(LINES) == model.translate(LINES)
+
+
 def test_a_text_gives_a_text_and_a_list_a_list(model: mtrain.Model) -> None:
     best = model.translate(LINES)
     assert model.translate(LINES[0]) == best[0]

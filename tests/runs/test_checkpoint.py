@@ -270,7 +270,9 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
     with pytest.raises(UserError, match=rf"{first}: the best .* is missing; name another: {last}"):
         checkpoint.resolve(run)
     edit(run / "best.json", best={"checkpoint": "../x", "step": 1})
-    with pytest.raises(UserError, match=r"best\.json: damaged: .*; name a checkpoint"):
+    with pytest.raises(
+        UserError, match=r"best\.json: damaged: .* name another run or a checkpoint"
+    ):
         checkpoint.resolve(run)
 
 
