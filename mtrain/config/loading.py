@@ -258,9 +258,32 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
     return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}"
 
 
+# Names in the configs of fairseq, OpenNMT-py, JoeyNMT and transformers that no key resembles.
+OTHER_NAMES = {
+    "batch_multiplier": "train.step_batches",
+    "batch_size": "train.max_tokens",
+    "bf16": "train.precision",
+    "early_stopping": "train.patience",
+    "epochs": "train.max_steps",
+    "ff_size": "model.d_ff",
+    "fp16": "train.precision",
+    "gradient_accumulation_steps": "train.step_batches",
+    "hidden_size": "model.d_model",
+    "learning_rate": "train.peak_lr",
+    "model_dir": "run_dir",
+    "num_train_epochs": "train.max_steps",
+    "save_dir": "run_dir",
+    "transformer_ff": "model.d_ff",
+    "update_freq": "train.step_batches",
+    "valid_steps": "train.valid_every",
+}
+
+
 def _advice(key: str, section: type[BaseModel]) -> str:
     """Suggest a known key instead of an unknown one of a section."""
     parent, _, name = key.rpartition(".")
+    if name in OTHER_NAMES:
+        return f"did you mean {OTHER_NAMES[name]}?"
     known = [field for field in section.model_fields if field != "synthetic_side"]
     kinds = KINDS if section in KINDS.values() else {}
     if owners := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:
