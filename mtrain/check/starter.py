@@ -24,7 +24,7 @@ from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
-from mtrain.corpus.readers import plain_forms, read_rows, scan
+from mtrain.corpus.readers import describe, plain_forms, read_rows, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
@@ -213,7 +213,10 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
             words = np.union1d(words, each.hashes)
         num_tokens += float(chunk.estimated_tokens.sum())
     if not num_tokens:
-        raise UserError(f"{corpus.src}: holds no text to learn from")
+        reason = "no text to learn from"
+        if reading.counts[NOT_UTF8]:
+            reason = "no pair is UTF-8 text on both sides; convert the files (iconv -f ENCODING)"
+        raise UserError(f"{describe(corpus)}: {reason}")
     counts = np.sort(np.array(list(char_counts.values())))[::-1]
     to_cover = TokenizerConfig().character_coverage * counts.sum()
     characters = int((np.cumsum(counts) <= to_cover).sum()) + 1

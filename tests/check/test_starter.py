@@ -28,7 +28,7 @@ from mtrain.runtime.stop import Stop
 
 
 def write(path: Path, lines: list[str]) -> Path:
-    data = "".join(line + "\n" for line in lines).encode()
+    data = "".join(line + "\n" for line in lines).encode(errors="surrogateescape")
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
 
@@ -294,7 +294,8 @@ def test_equal_languages_get_files_of_their_own(
         ([" "] * 30, 3, "no pairs are left to validate on"),
         (["ja"] * 30, 3, "no pairs are left to validate on"),
         (["ja", *[" "] * 9], 1, "no pairs are left to learn from"),
-        ([], 0, "holds no text to learn from"),
+        ([], 0, "no text to learn from"),
+        (["ma\udcdf"] * 30, 0, "no pair is UTF-8 text on both sides; convert the files"),
         (["ja"] * 9, 0, "too few pairs to hold out a validation set: 9; add text"),
     ],
 )
@@ -305,7 +306,7 @@ def test_text_that_cannot_be_split_is_told(
         write(tmp_path / "a.en", ["yes", *["no"] * len(targets)][: len(targets)]),
         write(tmp_path / "a.de", targets),
     )
-    with pytest.raises(UserError, match=rf"a\.en: {message}"):
+    with pytest.raises(UserError, match=rf"a\.(en|de): {message}"):
         write_config(request(sides, tmp_path / "m.yaml", count), Stop(), has_gpu=False)
     assert found_files(tmp_path) == sorted(sides)
 
