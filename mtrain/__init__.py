@@ -11,6 +11,7 @@ From Python, a trained run translates:
 """
 
 from os import PathLike
+from os.path import expanduser
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def load(
         raise RefusedError("mtrain.load: needs a run or checkpoint directory")
     if not all(isinstance(path, str | PathLike) for path in paths):
         raise RefusedError("mtrain.load: expected paths, as in load(a, b) for an ensemble")
-    expanded = [Path(path).expanduser() for path in paths]
+    expanded = [Path(expanduser(path)) for path in paths]
     return api.Model(loading.load(*expanded, device=str(device), precision=precision))
 
 
