@@ -4,6 +4,7 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 """
 
 import math
+from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -72,72 +73,98 @@ class Batch(NamedTuple):
         return Batch(*(part.to(device, non_blocking=True) for part in parts))
 
 
+class Layout(NamedTuple):
+    """A table for sequences: the index of the first place of each in the flattened table."""
+
+    starts: NDArray[np.int64]
+    shape: tuple[int, int]
+
+
 def pad(
-    rows: list[NDArray[Any]], ids: SpecialIds, *, bos: bool, eos: bool, width: int = 0
+    sequences: list[NDArray[Any]],
+    ids: SpecialIds,
+    *,
+    bos: bool,
+    eos: bool,
+    layout: Layout | None = None,
 ) -> torch.Tensor:
-    """Add bos and eos and pad sequences to one (B, L) tensor, L >= width. Only this pads."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    width = max(width, int(lengths.max(initial=0)) + bos + eos)
-    table = np.full((len(rows), width), ids.pad, np.int64)
-    columns = np.arange(width)
-    table[(columns >= bos) & (columns < (lengths + bos)[:, None])] = np.concatenate(rows)
+    """Write sequences, with bos and eos, into a table (B, L) of padding, in rows of their own
+    unless `layout` is given. Only this pads.
+    """
+    lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    starts, shape = layout or _own_rows(lengths + bos + eos)
+    flat = np.full(math.prod(shape), ids.pad, np.int64)
+    before = lengths.cumsum() - lengths  # tokens of earlier sequences
+    places = np.repeat(starts + bos - before, lengths) + np.arange(lengths.sum())
+    flat[places] = np.concatenate(sequences)
     if bos:
-        table[:, 0] = ids.bos
+        flat[starts] = ids.bos
     if eos:
-        table[np.arange(len(rows)), lengths + bos] = ids.eos
-    return torch.from_numpy(table)
+        flat[starts + bos + lengths] = ids.eos
+    return torch.from_numpy(flat.reshape(shape))
 
 
 def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
-    pairs = _packed(pairs, width, ids.eos) if width else pairs
-    targets = [tgt for _, tgt in pairs]
-    tgt_in = pad(targets, ids, bos=True, eos=False, width=width)
-    if width:  # each eos separates two sentences, as text contains none
-        tgt_in[tgt_in == ids.eos] = ids.bos
-    tgt_out = pad(targets, ids, bos=False, eos=True, width=width)
-    lengths = torch.tensor([len(tgt) + 1 for tgt in targets])
-    is_token = torch.arange(tgt_out.shape[1]) < lengths[:, None]
-    positions = is_token.flatten().nonzero().squeeze(1)
+    sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
+    lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
+    src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
+    tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
+    is_token = np.zeros(tgt_out.numel(), bool)
+    before = lengths[:, 1].cumsum() - lengths[:, 1]
+    is_token[np.repeat(tgt.starts - before, lengths[:, 1]) + np.arange(lengths[:, 1].sum())] = True
+    positions = torch.from_numpy(is_token.nonzero()[0])
     return Batch(
-        src=pad([src for src, _ in pairs], ids, bos=False, eos=True, width=width),
-        tgt_in=tgt_in,
+        src=pad(sources, ids, bos=False, eos=True, layout=src),
+        tgt_in=pad(targets, ids, bos=True, eos=False, layout=tgt),
         tgt_out=tgt_out,
         positions=positions,
         targets=tgt_out.flatten()[positions],
     )
 
 
-def _packed(pairs: IdPairs, width: int, eos: int) -> IdPairs:
-    """Join the sources and the targets of each row of `width` tokens."""
-    rows = _pack([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs], width, 1)
-    return [
-        (_join([pairs[i][0] for i in row], eos), _join([pairs[i][1] for i in row], eos))
-        for row in rows
-    ]
+def _own_rows(lengths: NDArray[np.int64]) -> Layout:
+    """Lay sequences out in rows of their own, as wide as the longest."""
+    width = int(lengths.max(initial=0))
+    return Layout(np.arange(len(lengths)) * width, (len(lengths), width))
 
 
-def _join(sequences: list[Ids], eos: int) -> Ids:
-    """Concatenate sequences, with eos between them."""
-    separator = np.array([eos])
-    parts = [part for sequence in sequences for part in (sequence, separator)]
-    return np.concatenate(parts[:-1])
+def _packed_rows(lengths: NDArray[np.int64], width: int) -> tuple[Layout, Layout]:
+    """Lay sources and targets out in common rows of `width` tokens, or more for a longer pair. A
+    pair starts a row if it has no room in the last one.
+    """
+    rows, columns = np.zeros(len(lengths), np.int64), np.zeros_like(lengths)
+    row = src_end = tgt_end = 0
+    for pair, (src, tgt) in enumerate(lengths.tolist()):
+        if pair > 0 and (src_end + src > width or tgt_end + tgt > width):
+            row, src_end, tgt_end = row + 1, 0, 0
+        rows[pair], columns[pair] = row, (src_end, tgt_end)
+        src_end, tgt_end = src_end + src, tgt_end + tgt
+    widths = np.maximum(lengths.max(0), width).tolist()
+    src, tgt = (
+        Layout(rows * width + column, (row + 1, width))
+        for column, width in zip(columns.T, widths, strict=True)
+    )
+    return src, tgt
 
 
-def _pack(lengths: list[tuple[int, int]], width: int, num_open: int) -> list[list[int]]:
-    """Put each pair into the first of the last `num_open` rows that has room for both its sides,
+def _pack(lengths: NDArray[np.int64], width: int) -> list[list[int]]:
+    """Put each pair into the first of the last `OPEN_ROWS` rows that has room for both its sides,
     or into a new row. Return the indices of the pairs of each row.
     """
     rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []
-    for pair, (src, tgt) in enumerate(lengths):
-        open_rows = range(max(0, len(rows) - num_open), len(rows))
-        row = next((n for n in open_rows if room[n][0] >= src and room[n][1] >= tgt), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append((width, width))
-        rows[row].append(pair)
-        room[row] = room[row][0] - src, room[row][1] - tgt
+    open_rows: deque[list[Any]] = deque(maxlen=OPEN_ROWS)  # source room, target room, pairs
+    for pair, (src, tgt) in enumerate(lengths.tolist()):  # a microsecond or two for each pair
+        for row in open_rows:
+            if row[0] >= src and row[1] >= tgt:
+                break
+        else:
+            row = [width, width, []]
+            rows.append(row[2])
+            open_rows.append(row)
+        row[0] -= src
+        row[1] -= tgt
+        row[2].append(pair)
     return rows
 
 
@@ -180,7 +207,7 @@ def pack_by_tokens(
     """
     fits = lengths.max(1) <= width
     short, long = np.flatnonzero(fits), np.flatnonzero(~fits)
-    rows, count = _pack(lengths[short].tolist(), width, OPEN_ROWS), max_tokens // max(1, width)
+    rows, count = _pack(lengths[short], width), max_tokens // max(1, width)
     packed = [short[np.concatenate(rows[n : n + count])] for n in range(0, len(rows), count)]
     return packed + [long[batch] for batch in batch_by_tokens(lengths[long], max_tokens)]
 
