@@ -259,7 +259,7 @@ class TrainConfig(Section):
     compile: Auto | bool = "auto"
     """use torch.compile; auto: no"""
     packing: Auto | bool = "auto"
-    """pack pairs into rows of 128 tokens per side, for GPUs; auto: no"""
+    """pack pairs into rows of 128 tokens per side; auto: on CUDA"""
     log_every: Positive = 50
     """steps between records in metrics.jsonl"""
     tensorboard: bool = False

@@ -5,9 +5,10 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.store import IdPairs, Ids, Part, Store
+from mtrain.data.store import IdPairs, Part, Store
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
@@ -104,10 +105,13 @@ def pad(
     return torch.from_numpy(flat.reshape(shape))
 
 
-def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
-    """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
+def collate(pairs: IdPairs, ids: SpecialIds, widths: Sequence[int] = ()) -> Batch:
+    """Make a batch of pairs of id sequences, packed into rows of the first of `widths` in which the
+    longest sequence has room. Without such a width, each pair has a row of its own.
+    """
     sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
+    width = next((width for width in widths if width >= lengths.max()), None)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
     is_token = np.zeros(tgt_out.numel(), bool)
@@ -130,21 +134,17 @@ def _own_rows(lengths: NDArray[np.int64]) -> Layout:
 
 
 def _packed_rows(lengths: NDArray[np.int64], width: int) -> tuple[Layout, Layout]:
-    """Lay sources and targets out in common rows of `width` tokens, or more for a longer pair. A
-    pair starts a row if it has no room in the last one.
+    """Lay sources and targets out in common rows of `width` tokens. A pair starts a row if it has
+    no room in the last one.
     """
     rows, columns = np.zeros(len(lengths), np.int64), np.zeros_like(lengths)
     row = src_end = tgt_end = 0
     for pair, (src, tgt) in enumerate(lengths.tolist()):
-        if pair > 0 and (src_end + src > width or tgt_end + tgt > width):
+        if src_end + src > width or tgt_end + tgt > width:
             row, src_end, tgt_end = row + 1, 0, 0
         rows[pair], columns[pair] = row, (src_end, tgt_end)
         src_end, tgt_end = src_end + src, tgt_end + tgt
-    widths = np.maximum(lengths.max(0), width).tolist()
-    src, tgt = (
-        Layout(rows * width + column, (row + 1, width))
-        for column, width in zip(columns.T, widths, strict=True)
-    )
+    src, tgt = (Layout(rows * width + column, (row + 1, width)) for column in columns.T)
     return src, tgt
 
 
@@ -197,19 +197,23 @@ def batch_by_length(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
 
 
 def pack_by_tokens(
-    lengths: NDArray[np.int64], max_tokens: int, width: int
+    lengths: NDArray[np.int64], max_tokens: int, widths: Sequence[int]
 ) -> list[NDArray[np.int64]]:
-    """Pack pairs into rows of `width` tokens, cut these into batches with rows x width <=
-    max_tokens, and return the indices of the pairs. Pairs longer than `width` come last, in batches
-    of `batch_by_tokens`; with `width` 0 these are all pairs.
+    """Pack each pair into rows of the first of `widths`, in ascending order, in which it has room,
+    cut the rows of a width into batches with rows x width <= max_tokens, and return the indices of
+    the pairs. Longer pairs come last, in batches of `batch_by_tokens`; without widths these are all
+    pairs.
 
     The first pair of a row does not fit into the row before it, so `collate` makes the same rows.
     """
-    fits = lengths.max(1) <= width
-    short, long = np.flatnonzero(fits), np.flatnonzero(~fits)
-    rows, count = _pack(lengths[short], width), max_tokens // max(1, width)
-    packed = [short[np.concatenate(rows[n : n + count])] for n in range(0, len(rows), count)]
-    return packed + [long[batch] for batch in batch_by_tokens(lengths[long], max_tokens)]
+    longest, batches = lengths.max(1), []
+    for lowest, width in pairwise((0, *widths)):
+        chosen = np.flatnonzero((longest > lowest) & (longest <= width))
+        rows, count = _pack(lengths[chosen], width), max_tokens // width
+        starts = range(0, len(rows), count)
+        batches += [chosen[np.concatenate(rows[start : start + count])] for start in starts]
+    rest = np.flatnonzero(longest > max(widths, default=0))
+    return batches + [rest[batch] for batch in batch_by_tokens(lengths[rest], max_tokens)]
 
 
 def _cut(
@@ -253,8 +257,8 @@ class TokenBatches:
     lengths, so that a micro-batch has little padding and a step has short and long sentences
     (except at the end of a pool). Steps of equal lengths learn far more slowly.
 
-    With an `augmenter`, which changes text, a `sampler`, which segments it anew, or a `row_width`,
-    which packs pairs into rows, a thread prepares the next pool ahead of time, until `close`.
+    With an `augmenter`, which changes text, a `sampler`, which segments it anew, or `row_widths`,
+    for packing pairs into rows, a thread prepares the next pool ahead of time, until `close`.
     """
 
     def __init__(
@@ -266,11 +270,11 @@ class TokenBatches:
         step_batches: int,
         sampler: SubwordSampler | None = None,
         augmenter: Augmenter | None = None,
-        row_width: int = 0,
+        row_widths: Sequence[int] = (),
     ) -> None:
         self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
-        self.executor, self.row_width = ThreadPoolExecutor(1), row_width
+        self.executor, self.row_widths = ThreadPoolExecutor(1), row_widths
         self.planned: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.is_closed = False
         self.visits = np.concatenate([_block_schedule(part) for part in store.parts])
@@ -288,14 +292,14 @@ class TokenBatches:
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
-        return collate(planned.pairs or self._pairs(planned.indices), self.ids, self.row_width)
+        return collate(planned.pairs or self._pairs(planned.indices), self.ids, self.row_widths)
 
     def _pairs(self, rows: NDArray[np.int64]) -> IdPairs:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         """Return the micro-batches of a pool; reads only lengths if it need not change pairs."""
-        if self.sampler is None and self.augmenter is None and not self.row_width:
+        if self.sampler is None and self.augmenter is None and not self.row_widths:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
         self.planned = {
@@ -321,7 +325,7 @@ class TokenBatches:
         if pairs is not None:
             lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]).reshape(-1, 2)
         shuffle = random.permutation(len(rows))
-        batches = pack_by_tokens(lengths[shuffle], self.max_tokens, self.row_width)
+        batches = pack_by_tokens(lengths[shuffle], self.max_tokens, self.row_widths)
         planned = []
         for number in _deal(len(batches), self.step_batches, random):
             chosen = shuffle[batches[number]]

@@ -1,5 +1,6 @@
 """CUDA graphs of a training step: recorded once for each shape of batch, then replayed."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -28,17 +29,37 @@ def pad_to_graph(table: Tensor, pad_id: int, max_length: int) -> Tensor:
     return F.pad(table, (0, max(0, width - length)), value=pad_id)
 
 
+def add_rows(tables: list[Tensor], ids: SpecialIds, max_rows: int) -> list[Tensor]:
+    """Add rows to src, tgt_in and tgt_out, up to a multiple of an eighth of `max_rows`, or to
+    `max_rows`. Added rows have an empty sentence, to attend to, and no target.
+    """
+    rows, grain = len(tables[0]), math.ceil(max_rows / 8)
+    missing = max(0, min(max_rows, math.ceil(rows / grain) * grain) - rows)
+    src, tgt_in, tgt_out = (F.pad(table, (0, 0, 0, missing), value=ids.pad) for table in tables)
+    src[rows:, 0], tgt_in[rows:, 0] = ids.eos, ids.bos
+    return [src, tgt_in, tgt_out]
+
+
 class CudaGraphs:
     """Calls `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying a graph recorded
     for batches of this shape: the host may need longer to launch a thousand small kernels one by
     one than the GPU needs to run them.
 
     `work` must not wait for the GPU, and may change tensors only in place. Its random numbers
-    depend on the state of the device's generator at each replay.
+    depend on the state of the device's generator at each replay. If batches are packed, full ones
+    have `packed_tokens` tokens with padding.
     """
 
-    def __init__(self, work: Work, device: torch.device, ids: SpecialIds, max_length: int) -> None:
+    def __init__(
+        self,
+        work: Work,
+        device: torch.device,
+        ids: SpecialIds,
+        max_length: int,
+        packed_tokens: int | None = None,
+    ) -> None:
         self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
+        self.packed_tokens = packed_tokens
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
 
@@ -48,6 +69,9 @@ class CudaGraphs:
             pad_to_graph(table, self.ids.pad, self.max_length)
             for table in (batch.src, batch.tgt_in, batch.tgt_out)
         ]
+        if self.packed_tokens is not None:
+            width = max(table.shape[1] for table in tables)
+            tables = add_rows(tables, self.ids, max(1, self.packed_tokens // width))
         shape = (*tables[0].shape, tables[1].shape[1])
         if shape not in self.graphs:
             if len(self.graphs) == MAX_GRAPHS:  # remove the oldest
@@ -59,12 +83,14 @@ class CudaGraphs:
             graph_input.copy_(table.pin_memory(), non_blocking=True)
         graph.replay()
 
-    def warm_up(self) -> None:
-        """Call `work` once without recording: first calls of libraries cannot be recorded."""
+    def warm_up(self, rows: int = 4, width: int = 8) -> None:
+        """Call `work` once without recording, on a made-up batch: first calls of libraries and of
+        compiled functions cannot be recorded.
+        """
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            tgt_out = torch.full((4, 8), self.ids.eos, device=self.device)
+            tgt_out = torch.full((rows, width), self.ids.eos, device=self.device)
             self.work(tgt_out, torch.full_like(tgt_out, self.ids.bos), tgt_out)
         torch.cuda.synchronize(self.device)
 

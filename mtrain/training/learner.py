@@ -2,11 +2,13 @@
 
 CPU   threads compute pieces of micro-batches without padding (`ThreadedGradients`)
 GPU   whole micro-batches are computed one after the other (`SequentialGradients`), on CUDA by
-      graphs, which mask padding (`CudaGraphs`), unless the model is compiled
+      graphs, which mask padding (`CudaGraphs`); graphs of packed micro-batches may have compiled
+      layers
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +21,7 @@ from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
 from mtrain.model.transformer import Dropout, PerToken, Transformer, set_compute_dtype
-from mtrain.runtime.device import compute_dtype, seed_device, set_up_cuda
+from mtrain.runtime.device import compute_dtype, out_of_memory_as, seed_device, set_up_cuda
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.runtime.workers import available_threads
@@ -38,7 +40,7 @@ from mtrain.training.graphs import CudaGraphs
 from mtrain.training.loss import consistency_loss, projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
 
-ROW_TOKENS = 128  # tokens on each side of a packed row
+ROW_TOKENS = 128  # tokens on each side of most packed rows
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class MachineSettings:
             compile=compiled,
             # a compiled model draws from the generator of the process, so it has one worker
             openmp=threads if compiled else max(1, threads // pieces),
-            packing=train.packing is True,
+            packing=device.type == "cuda" if train.packing == "auto" else train.packing,
         )
 
     @property
@@ -77,15 +79,35 @@ class MachineSettings:
         """Threads that compute pieces on a CPU."""
         return self.threads // self.openmp
 
-    def row_width(self, max_length: int) -> int:
-        """Return the tokens on each side of a packed row; 0: rows are not packed."""
-        return min(ROW_TOKENS, max_length) if self.packing else 0
+    def row_widths(self, config: Config) -> list[int]:
+        """Return the tokens on each side of packed rows, ascending: `ROW_TOKENS`, and more for
+        longer pairs, as few widths need few CUDA graphs. Nothing if rows are not packed.
+        """
+        limit = min(config.data.max_length, config.train.max_tokens)
+        widths = [min(ROW_TOKENS, limit)] if self.packing else []
+        while self.packing and widths[-1] < limit:
+            widths.append(min(limit, widths[-1] * 3 // 2))
+        return widths
 
 
 def threads_of(config: Config, ranks: Ranks) -> int:
     """Return the number of threads of this rank."""
     threads = config.train.threads
     return max(1, available_threads() // ranks.local_size) if threads == "auto" else threads
+
+
+@contextmanager
+def _errors_of_compiling() -> Iterator[None]:
+    """Turn an error of torch's compiler into a `UserError`."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise UserError(
+            f"train.compile: torch cannot compile the model here: {first_line(error)}; "
+            "set train.compile: false"
+        ) from None
 
 
 class Learner:
@@ -158,31 +180,52 @@ class Learner:
 
     def warm_up(self) -> None:
         """Compile the model, or prepare CUDA graphs; raises `UserError`."""
-        if self.machine.compile:
+        if self.device.type == "cuda" and (self.machine.packing or not self.machine.compile):
+            with out_of_memory_as(self._lack_of_memory):
+                self._prepare_graphs()
+        elif self.machine.compile:
             self._compile()
-        elif self.device.type == "cuda":
-            assert isinstance(self.gradients, SequentialGradients)
-            work = partial(self._put_padded, self.gradients.latest)
-            self.graphs = CudaGraphs(work, self.device, self.ids, self.config.data.max_length)
+
+    def _prepare_graphs(self) -> None:
+        assert isinstance(self.gradients, SequentialGradients)
+        work = partial(self._put_padded, self.gradients.latest)
+        packed_tokens = self.config.train.max_tokens if self.machine.packing else None
+        max_length = self.config.data.max_length
+        self.graphs = CudaGraphs(work, self.device, self.ids, max_length, packed_tokens)
+        if self.machine.compile:
+            self._compile_layers(self.graphs)
+        else:
             self.graphs.warm_up()
 
+    def _lack_of_memory(self) -> str:
+        tokens = self.config.train.max_tokens
+        advice = "free memory and run the same command again, or lower train.max_tokens"
+        return f"train.max_tokens: out of memory on {tokens:,} tokens with padding; {advice}"
+
+    @_errors_of_compiling()
+    def _compile_layers(self, graphs: CudaGraphs) -> None:
+        """Compile the layers for the shape of most packed micro-batches; the others are computed
+        without compiled layers.
+        """
+        width = self.machine.row_widths(self.config)[0]
+        torch.compiler.set_stance("default")
+        for layer in (*self.model.encoder_layers, *self.model.decoder_layers):
+            layer.compile(dynamic=False, fullgraph=True)
+        graphs.warm_up(self.config.train.max_tokens // width, width)
+        torch.compiler.set_stance("eager_on_recompile")
+
+    @_errors_of_compiling()
     def _compile(self) -> None:
-        """Compile for all shapes on a made-up batch, so that the code of a resumed run does not
-        depend on the batches that it starts with.
+        """Compile the whole model for all shapes on a made-up batch, so that the code of a resumed
+        run does not depend on the batches that it starts with.
         """
         shapes.use_duck_shape = False  # sizes that are equal in this batch may differ in others
         torch._dynamo.config.specialize_float = True  # or torch compiles twice for dropout rates
         self.compiled_hidden = torch.compile(self.model.hidden, dynamic=True)
-        try:
-            src = torch.full((4, 9), self.ids.eos, device=self.device)
-            tgt_in = torch.full((4, 8), self.ids.bos, device=self.device)
-            states = torch.cat(self._views(self.compiled_hidden, src, tgt_in))
-            torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
-        except RuntimeError as error:
-            raise UserError(
-                f"train.compile: torch cannot compile the model here: {first_line(error)}; "
-                "set train.compile: false"
-            ) from None
+        src = torch.full((4, 9), self.ids.eos, device=self.device)
+        tgt_in = torch.full((4, 8), self.ids.bos, device=self.device)
+        states = torch.cat(self._views(self.compiled_hidden, src, tgt_in))
+        torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
 
     def _compute_piece(
         self, model: Transformer, generator: torch.Generator, batch: Batch, seed: int, sums: Sums

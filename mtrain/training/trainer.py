@@ -69,9 +69,9 @@ class Trainer:
         if train.subword_sampling is not None:
             sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
         step_batches = self.blocks.micro_batches
-        width = self.learner.machine.row_width(config.data.max_length)
+        widths = self.learner.machine.row_widths(config)
         self.batches = TokenBatches(
-            store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter, width
+            store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter, widths
         )
         self.rate = make_schedule(train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())

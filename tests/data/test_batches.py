@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
@@ -64,10 +64,10 @@ def stream(
     max_tokens: int = 600,
     seed: int = 1,
     step_batches: int = 1,
-    row_width: int = 0,
+    row_widths: Sequence[int] = (),
 ) -> TokenBatches:
     store = Store([corpus_of(natural_lengths(pairs))], [1.0])
-    return TokenBatches(store, max_tokens, seed, IDS, step_batches, row_width=row_width)
+    return TokenBatches(store, max_tokens, seed, IDS, step_batches, row_widths=row_widths)
 
 
 def epoch_of(batches: TokenBatches, epoch: int) -> list[Batch]:
@@ -130,8 +130,9 @@ def test_batches_hold_every_row_once_within_the_budget(
 
 
 def test_packed_rows_by_hand() -> None:
-    rows = [([5, 6], [8]), ([9], [10, 11]), ([], []), ([7] * 4, [7]), ([7], [12] * 6), ([4], [4])]
-    batch = collate([(np.array(s, int), np.array(t, int)) for s, t in rows], IDS, 6)
+    rows = [([5, 6], [8]), ([9], [10, 11]), ([], []), ([7] * 4, [7]), ([7], [12] * 5), ([4], [4])]
+    pairs = [(np.array(s, int), np.array(t, int)) for s, t in rows]
+    batch = collate(pairs, IDS, [5, 6, 9])
     assert batch.src.tolist() == [
         [5, 6, 3, 9, 3, 3],
         [7, 7, 7, 7, 3, 0],
@@ -139,60 +140,64 @@ def test_packed_rows_by_hand() -> None:
         [4, 3, 0, 0, 0, 0],
     ]
     assert batch.tgt_in.tolist() == [
-        [2, 8, 2, 10, 11, 2, 0],
-        [2, 7, 0, 0, 0, 0, 0],
-        [2, 12, 12, 12, 12, 12, 12],
-        [2, 4, 0, 0, 0, 0, 0],
+        [2, 8, 2, 10, 11, 2],
+        [2, 7, 0, 0, 0, 0],
+        [2, 12, 12, 12, 12, 12],
+        [2, 4, 0, 0, 0, 0],
     ]
     assert batch.tgt_out.tolist() == [
-        [8, 3, 10, 11, 3, 3, 0],
-        [7, 3, 0, 0, 0, 0, 0],
-        [12, 12, 12, 12, 12, 12, 3],
-        [4, 3, 0, 0, 0, 0, 0],
+        [8, 3, 10, 11, 3, 3],
+        [7, 3, 0, 0, 0, 0],
+        [12, 12, 12, 12, 12, 3],
+        [4, 3, 0, 0, 0, 0],
     ]
-    assert batch.targets.tolist() == [8, 3, 10, 11, 3, 3, 7, 3, *[12] * 6, 3, 4, 3]
+    assert batch.targets.tolist() == [8, 3, 10, 11, 3, 3, 7, 3, *[12] * 5, 3, 4, 3]
     assert batch.targets.equal(batch.tgt_out.flatten()[batch.positions])
+    longer = collate(pairs, IDS, [4, 5])  # no row has room for the longest
+    assert all(map(torch.equal, longer, collate(pairs, IDS)))
 
 
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=60),
-    width=st.integers(1, 50),
+    widths=st.sets(st.integers(1, 50), max_size=3).map(sorted),
     rows=st.integers(1, 5),
 )
 def test_packing_holds_every_pair_once_within_the_budget(
-    lengths: list[tuple[int, int]], width: int, rows: int
+    lengths: list[tuple[int, int]], widths: list[int], rows: int
 ) -> None:
-    table = np.array(lengths, np.int64).reshape(-1, 2)
-    batches = pack_by_tokens(table, rows * width, width)
+    table, max_tokens = np.array(lengths, np.int64).reshape(-1, 2), rows * max(widths, default=20)
+    batches = pack_by_tokens(table, max_tokens, widths)
     assert sorted(int(pair) for batch in batches for pair in batch) == list(range(len(lengths)))
     for pairs in batches:
         sides = [(np.full(s - 1, 9), np.full(t - 1, 9)) for s, t in table[pairs].tolist()]
-        batch = collate(sides, IDS, width)
-        if table[pairs].max() > width:  # all are longer, each in a row of its own
-            assert table[pairs].max(1).min() > width
-            assert len(batch.src) == len(pairs)
-            assert len(batch.src) == 1 or len(pairs) * table[pairs].max() <= rows * width
-            continue
-        assert batch.src.shape[1] == batch.tgt_in.shape[1] == batch.tgt_out.shape[1] == width
-        assert len(batch.src) <= rows
+        batch, longest = collate(sides, IDS, widths), table[pairs].max(1)
         assert batch.num_tokens == table[pairs, 1].sum()
         assert int((batch.src != IDS.pad).sum()) == table[pairs, 0].sum()
+        lower = [0, *(width for width in widths if width < longest.max())]
+        assert longest.min() > lower[-1]  # all are packed into rows of the same width
+        if longest.max() > max(widths, default=0):
+            assert len(batch.src) == len(pairs)
+            assert len(pairs) == 1 or len(pairs) * longest.max() <= max_tokens
+            continue
+        width = widths[len(lower) - 1]
+        assert batch.src.shape[1] == batch.tgt_in.shape[1] == batch.tgt_out.shape[1] == width
+        assert len(batch.src) * width <= max_tokens
         sentences = (batch.src == IDS.eos).sum(1)
         assert (batch.tgt_in == IDS.bos).sum(1).equal(sentences)
         assert (batch.tgt_out == IDS.eos).sum(1).equal(sentences)
-    full = [len(pairs) for pairs in pack_by_tokens(np.full((100, 2), 10), 80, 20)]
+    full = [len(pairs) for pairs in pack_by_tokens(np.full((100, 2), 10), 80, [20])]
     assert full == [8] * 12 + [4]
 
 
 def test_packed_rows_are_filled() -> None:
     """On both sides together: those of a pair differ in length by a fifth."""
     lengths = natural_lengths(20_000) + 1
-    batches = pack_by_tokens(lengths, 4096, 128)
+    batches = pack_by_tokens(lengths, 4096, [128, 192])
     assert lengths.sum() / (2 * 4096 * len(batches)) > 0.93
     short = np.minimum(lengths, 24)
-    assert short.sum() / (2 * 4096 * len(pack_by_tokens(short, 4096, 128))) > 0.95
+    assert short.sum() / (2 * 4096 * len(pack_by_tokens(short, 4096, [128]))) > 0.95
     sizes = [
-        len(collate([(np.zeros(s - 1), np.zeros(t - 1)) for s, t in lengths[b]], IDS, 128).src)
+        len(collate([(np.zeros(s - 1), np.zeros(t - 1)) for s, t in lengths[b]], IDS, [128]).src)
         for b in batches[:5]
     ]
     assert sizes == [32] * 5
@@ -207,20 +212,21 @@ def _pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("_pools")
 @pytest.mark.parametrize(
-    ("step_batches", "row_width"), [(1, 0), (2, 0), (3, 0), (7, 0), (1000, 0), (1, 64), (3, 17)]
+    ("step_batches", "row_widths"),
+    [(1, []), (2, []), (3, []), (7, []), (1000, []), (1, [64]), (3, [17]), (2, [17, 25])],
 )
 def test_every_example_comes_once_an_epoch_within_the_token_budget(
-    step_batches: int, row_width: int
+    step_batches: int, row_widths: list[int]
 ) -> None:
-    batches = epoch_of(stream(step_batches=step_batches, row_width=row_width), 3)
+    batches = epoch_of(stream(step_batches=step_batches, row_widths=row_widths), 3)
     assert sorted(examples(batches)) == [(2 * i, 2 * i + 1) for i in range(1500)]
     assert max(len(b.src) * max(b.src.shape[1], b.tgt_out.shape[1]) for b in batches) <= 600
 
 
 @pytest.mark.usefixtures("_pools")
-@pytest.mark.parametrize("row_width", [0, 32])
-def test_the_order_is_a_function_of_seed_and_epoch(row_width: int) -> None:
-    new = partial(stream, row_width=row_width)
+@pytest.mark.parametrize("row_widths", [[], [32]])
+def test_the_order_is_a_function_of_seed_and_epoch(row_widths: list[int]) -> None:
+    new = partial(stream, row_widths=row_widths)
     used = new()
     epoch_of(used, 0)
     torch.manual_seed(99)
@@ -230,7 +236,7 @@ def test_the_order_is_a_function_of_seed_and_epoch(row_width: int) -> None:
     assert content(first) != content(epoch_of(new(seed=2), 1))
     cuts = [{frozenset(examples([b])) for b in epoch_of(new(), epoch)} for epoch in (0, 1)]
     assert len(cuts[0] & cuts[1]) < len(cuts[0]) / 2
-    if row_width:
+    if row_widths:
         return
     widths = [b.src.shape[1] for b in first]
     assert abs(float(np.corrcoef(widths, range(len(widths)))[0, 1])) < 0.3

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import TinyConfig
@@ -38,6 +39,18 @@ def test_lengths_are_rounded_up_a_little_but_not_beyond_the_longest(
     assert graph_width(length + 1) >= width
     padded = graphs.pad_to_graph(torch.ones(2, length), 0, longest).shape[1]
     assert padded == max(length, min(width, longest))
+
+
+def test_packed_batches_get_rows_without_targets() -> None:
+    """So that the last batches of pools have one of eight shapes."""
+    pairs = [(np.full(4, 7), np.full(5, 8))] * 5
+    tables = list(collate(pairs, IDS, [6])[:3])
+    for max_rows, expected in ((5, 5), (6, 5), (8, 5), (16, 6), (40, 5), (100, 13)):
+        added = graphs.add_rows(tables, IDS, max_rows)
+        assert [len(table) for table in added] == [expected] * 3
+        for table, before, first in zip(added, tables, (IDS.eos, IDS.bos, IDS.pad), strict=True):
+            assert table[:5].equal(before)
+            assert table[5:].tolist() == [[first] + [IDS.pad] * 5] * (expected - 5)
 
 
 class FakeGraph:
@@ -101,6 +114,11 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     work(batch(4, 4, 6))  # the oldest makes room
     assert [shape[0] for shape in work.graphs] == [3, 4]
 
+    work = CudaGraphs(see, device, IDS, 64, packed_tokens=512)
+    for pairs in (batch(5, 15, 15), batch(8, 15, 15), batch(9, 15, 15), batch(31, 15, 15)):
+        work(pairs)
+    assert list(work.graphs) == [(12, 16, 16), (32, 16, 16)]
+
 
 def test_a_recording_that_runs_out_of_memory_raises_that_error(device: torch.device) -> None:
     def lacking(*inputs: Tensor) -> None:
@@ -146,7 +164,14 @@ def test_masked_padding_gives_the_same_sums(trainer: Trainer) -> None:
 
 
 @needs_cuda
-@pytest.mark.parametrize("trainer", [{"train.device": "cuda"}], indirect=True)
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        {"train.device": "cuda", "train.packing": packing, "train.compile": compiled}
+        for packing, compiled in ((False, False), (True, False), (True, True))
+    ],
+    indirect=True,
+)
 def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer) -> None:
     batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)[:4]]
     expected = []

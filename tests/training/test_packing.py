@@ -16,6 +16,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, learner
+from mtrain.training.graphs import add_rows
 from mtrain.training.learner import Learner
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
@@ -94,12 +95,13 @@ def test_packed_steps_are_steps(
     trainers = start_both(configs[name], tmp_path, *overrides)
     for trainer in trainers:
         stream = trainer.micro_batches()
-        for _ in range(3):
+        # sampling may change the number of micro-batches of several widths
+        for _ in range(1 if "sampling" in settings and row_tokens < 32 else 3):
             trainer.take_step(stream)
     plain, packed = trainers
-    assert [each.batches.step_batches for each in trainers] == [1, 1 + (row_tokens < 32)]
+    assert plain.batches.step_batches == 1
     widths = [each.batches.read(each.batches.plan(0, 0)[0]).src.shape[1] for each in trainers]
-    assert packed.batches.row_width == min(row_tokens, 32)
+    assert packed.batches.row_widths == ([32] if row_tokens > 32 else [12, 18, 27, 32])
     assert row_tokens < 32 or widths[1] == 32
     for first, second in (
         (plain.progress.sums, packed.progress.sums),
@@ -124,7 +126,10 @@ def test_the_plain_model_and_masked_padding_give_the_same_sums(
         trainer.learner._compute_micro_batch(pairs, 1, sums)
         found.append(sums.buffer.clone())
         sums.buffer.zero_()
-        trainer.learner._put_padded(sums, pairs.src, pairs.tgt_in, pairs.tgt_out)
+        tables = [pairs.src, pairs.tgt_in, pairs.tgt_out]
+        trainer.learner._put_padded(sums, *tables)
+        found.append(sums.buffer.clone())
+        trainer.learner._put_padded(sums, *add_rows(tables, trainer.ids, 100))
         found.append(sums.buffer.clone())
     assert float(found[0].abs().max()) > 1
     for other in found[1:]:

@@ -80,7 +80,7 @@ def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.packing": True})
     found = forecast(config, 320, 1000, LENGTHS, 500.0, timed=False).numbers
     assert found["device"] == "cpu, fp32, threads: 1, packed"
-    batches = pack_by_tokens(LENGTHS + 1, 256, 32)
+    batches = pack_by_tokens(LENGTHS + 1, 256, [32])
     assert found["tokens_per_step"] == (LENGTHS[:, 1] + 1).sum() // len(batches)
 
 

@@ -77,6 +77,7 @@ SETTINGS = {
 needs_bf16 = pytest.mark.skipif(
     not has_fast_bf16(torch.device("cpu")), reason="this CPU does not compute in bf16"
 )
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 class Crash(BaseException):
@@ -186,6 +187,9 @@ def steps(run: Path) -> list[int]:
         pytest.param(
             "train.compile=true train.precision=bf16", marks=[needs_bf16, pytest.mark.slow]
         ),
+        pytest.param("train.device=cuda train.packing=false", marks=needs_cuda),
+        pytest.param("train.device=cuda train.consistency=3", marks=needs_cuda),
+        pytest.param("train.device=cuda train.compile=true", marks=needs_cuda),
     ],
 )
 def test_stopped_and_resumed_is_uninterrupted(run: Path, settings: str) -> None:
