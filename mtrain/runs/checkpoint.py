@@ -234,6 +234,9 @@ def resolve(path: Path) -> Path:
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():
+            now = read_record(path / layout.BEST, BEST)
+            if now is not None and now.stored_best != history.stored_best:
+                return resolve(path)  # training has replaced it
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
     if not present:
@@ -251,6 +254,20 @@ def _lack_of_checkpoints(path: Path) -> str:
     if runs:
         return f"is no run itself, but holds runs; name one: {join_names(map(str, runs))}"
     return "neither a run directory nor a checkpoint directory; name one that mtrain train made"
+
+
+def load_resolved(path: Path) -> tuple[Path, Snapshot]:
+    """Load the checkpoint that `resolve` returns for a path. Training may remove the best one while
+    it is read, once there is a better one, which is loaded then.
+    """
+    directory = resolve(path)
+    while True:
+        try:
+            return directory, load_or_name_intact(directory)
+        except UserError:
+            before, directory = directory, resolve(path)
+            if directory == before:
+                raise
 
 
 def load_or_name_intact(path: Path) -> Snapshot:

@@ -156,8 +156,8 @@ def load(*paths: Path, device: str = "auto", precision: str = "auto", **decode: 
     Raises `UserError`.
     """
     models: list[LoadedModel] = []
-    for directory in map(checkpoint.resolve, paths):
-        snapshot = checkpoint.load_or_name_intact(directory)
+    for path in paths:
+        directory, snapshot = checkpoint.load_resolved(path)
         if models and snapshot.tokenizer != models[0].tokenizer.proto:
             raise RefusedError(
                 f"{directory}: has another vocabulary than {paths[0]}; an ensemble needs models "
@@ -192,8 +192,9 @@ def load_on_ranks(
     """Load the same models on every rank, each on its own device; raises `RefusedError` if the
     copies on several machines differ.
     """
-    # rank 0 resolves the paths for all ranks: the best checkpoint of a run in training may change
-    chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
+    chosen = paths
+    if ranks.size > 1:  # for all ranks alike: the best checkpoint of a run in training may change
+        chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
 
     def load_here() -> LoadedModel:
         threads = available_threads() // ranks.local_size

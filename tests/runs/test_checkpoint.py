@@ -276,6 +276,35 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
         checkpoint.resolve(run)
 
 
+@pytest.mark.parametrize(("module", "function"), [(Path, "exists"), (manifest, "verify")])
+def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
+) -> None:
+    """It is removed before it is found to exist, or before it is read."""
+    run = make_run(tmp_path / "run", 10, 20)
+    first, last = layout.steps(run / "checkpoints")
+    content = History.begin("bleu").as_json()
+
+    def choose(best: Path) -> None:
+        text = json.dumps({**content, "best": {"checkpoint": best.name, "step": 1}})
+        (run / "best.json").write_text(text)
+
+    def replaced(path: Path, *names: str) -> Any:
+        if path == first and first in layout.steps(run / "checkpoints"):
+            shutil.rmtree(first)
+            choose(last)
+        return real(path, *names)
+
+    real = getattr(module, function)
+    choose(first)
+    monkeypatch.setattr(module, function, replaced)
+    directory, _ = checkpoint.load_resolved(run)
+    assert directory == last
+    shutil.rmtree(last)
+    with pytest.raises(UserError, match=f"{last}: "):
+        checkpoint.load_resolved(run)
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "new")
     make_run(tmp_path / "elsewhere", 1)
