@@ -9,10 +9,11 @@
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -333,14 +334,39 @@ def _in_threads(
     translate: Callable[[Group], Translated], batches: list[Group], count: int, torch_threads: int
 ) -> Generator[Translated]:
     """Translate in `count` Python threads, each with `torch_threads` threads of torch."""
-    before = torch.get_num_threads()
     set_threads = partial(torch.set_num_threads, torch_threads)
     pool = ThreadPoolExecutor(max(1, count), initializer=set_threads)
-    try:
-        yield from pool.map(translate, batches)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
+    with _torch_threads.restored():
+        try:
+            yield from pool.map(translate, batches)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _TorchThreads:
+    """Restores torch's number of threads, which new threads of Python inherit from the last call of
+    `set_num_threads`, when programs call translators in several threads.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.number = Lock(), 0, 0
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore the number that was set before the first of overlapping uses."""
+        with self.lock:
+            if self.users == 0:
+                self.number = torch.get_num_threads()
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                torch.set_num_threads(self.number)
+
+
+_torch_threads = _TorchThreads()
 
 
 def _in_processes(

@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis
 from mtrain.translation.streams import score_files, translate_stream
-from mtrain.translation.translator import Line, Translation, Translator
+from mtrain.translation.translator import Line, Translation, Translator, _in_threads
 
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
 
@@ -158,6 +159,24 @@ def test_parallel_batches_give_the_same_texts_in_the_same_order(
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
     assert (found, cut) == small.translate(lines)
+
+
+def test_overlapping_calls_leave_the_number_of_threads(threads: int) -> None:
+    """A thread of Python that begins meanwhile inherits the lower number."""
+    in_threads = partial(_in_threads, lambda group: [], [[]] * 2, 2, 1)
+    first, second, found = in_threads(), in_threads(), []
+    next(first)
+    functions: list[Callable[[], object]] = [
+        lambda: (found.append(torch.get_num_threads()), next(second)),
+        first.close,
+        second.close,
+        lambda: found.append(torch.get_num_threads()),
+    ]
+    for function in functions:
+        thread = threading.Thread(target=function)
+        thread.start()
+        thread.join()
+    assert found == [1, threads]
 
 
 def test_a_stop_cancels_the_waiting_batches(translator: Translator, threads: int) -> None:
