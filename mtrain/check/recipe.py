@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 EPOCHS = 16  # about those of the measured recipes
-BATCHES_PER_STEP = 4
+MICRO_BATCHES = 4  # of different lengths in a step; with CUDA one, packed with all lengths
+CUDA_BATCH_TOKENS = 65_536  # of a search, whose steps take as long for thousands of hypotheses
 FILLED = 850 / 1024  # fraction of a batch that is not padding
 NUM_FIXED_PIECES = 256 + 4  # bytes; pad, unk, bos and eos
 
@@ -31,18 +32,22 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     if size.pairs <= 50_000:
         origin = "configs/small.yaml with half of its d_ff (29,000 pairs)"
         model = _model(256, 4, 512, 3, dropout)
-        max_tokens, warmup_steps = 1024, 500
-        max_steps = min(4000, max(500, _steps(size, max_tokens)))
+        step_tokens, warmup_steps = 4096, 500
+        max_steps = min(4000, max(500, _steps(size, step_tokens)))
     elif size.pairs <= 1_000_000 or not has_gpu:
         origin = "configs/small.yaml (110,000 pairs were tried)"
         model = _model(256, 4, 1024, 3, dropout)
-        max_tokens, warmup_steps = 4096 if has_gpu else 1024, 500
-        max_steps = min(50_000, max(1000, _steps(size, max_tokens)))
+        step_tokens, warmup_steps = 16_384 if has_gpu else 4096, 500
+        max_steps = min(50_000, max(1000, _steps(size, step_tokens)))
     else:
         origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
         pieces, model = 32_000, _model(512, 8, 2048, 6, dropout)
         norm, optimizer, schedule, peak_lr = "post", "adam", "noam", 7.0e-4
-        max_tokens, warmup_steps, max_steps = 6250, 4000, 100_000
+        step_tokens, warmup_steps, max_steps = 25_000, 4000, 100_000
+    micro_batches = 1 if has_gpu else MICRO_BATCHES
+    decode: dict[str, Any] = {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"}
+    if has_gpu:
+        decode["batch_tokens"] = CUDA_BATCH_TOKENS
     save_every = max(10, max_steps // 40 // 10 * 10)
     return origin, {
         "tokenizer": {"vocab_size": _vocab_size(pieces, size)},
@@ -51,8 +56,8 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             "device": "auto",
             "threads": "auto",
             "max_steps": max_steps,
-            "max_tokens": max_tokens,
-            "step_batches": BATCHES_PER_STEP,
+            "max_tokens": step_tokens // micro_batches,
+            "step_batches": micro_batches,
             "optimizer": optimizer,
             "schedule": schedule,
             "warmup_steps": min(warmup_steps, max_steps // 20),
@@ -63,7 +68,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             # averaging does not help if the rate ends at 0
             "average_last": 0 if schedule == "linear" else 5,
         },
-        "decode": {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"},
+        "decode": decode,
     }
 
 
@@ -79,10 +84,10 @@ def _model(d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float)
     }
 
 
-def _steps(size: Size, max_tokens: int) -> int:
+def _steps(size: Size, step_tokens: int) -> int:
     """Return the number of steps of `EPOCHS` epochs, to the nearest 500."""
     tokens = size.tokens / 2 * max(1, size.pairs)
-    return round(EPOCHS * tokens / (BATCHES_PER_STEP * max_tokens * FILLED) / 500) * 500
+    return round(EPOCHS * tokens / (step_tokens * FILLED) / 500) * 500
 
 
 def _vocab_size(pieces: int, size: Size) -> int:
