@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
+import torch
 
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.runtime.errors import RefusedError, UserError
@@ -60,10 +61,11 @@ class Model:
         check_options(decode, given, _as_argument)
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
-        # reuse the decoder, whose matrices are packed already
-        loaded.decoder = self.loaded.decoder
-        translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
-        found, cut = translator.translate(lines, scored=n_best is not None)
+        with self._own_precision():
+            # reuse the decoder, whose matrices are packed already
+            loaded.decoder = self.loaded.decoder
+            translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
+            found, cut = translator.translate(lines, scored=n_best is not None)
         _warn_of_cut(cut, loaded.max_source_length, "text")
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
@@ -82,7 +84,8 @@ class Model:
             raise UserError(
                 f"{len(src)} sources but {len(tgt)} targets: they must match one to one"
             )
-        scores, (cut_sources, cut_targets) = Scorer(self.loaded.tagged(tag)).score(src, tgt)
+        with self._own_precision():
+            scores, (cut_sources, cut_targets) = Scorer(self.loaded.tagged(tag)).score(src, tgt)
         _warn_of_cut(cut_sources, self.loaded.max_source_length, "sources")
         _warn_of_cut(cut_targets, self.loaded.max_target_length, "targets")
         return scores
@@ -100,7 +103,12 @@ class Model:
         text = self.translate(source, tag=tag) if target is None else target
         (src,), _ = loaded.encode_sources([source])
         (tgt,), _ = loaded.encode_targets([text])
-        return attention_of(loaded, src, tgt)
+        with self._own_precision():
+            return attention_of(loaded, src, tgt)
+
+    def _own_precision(self) -> torch.autocast:
+        """Return a context in which an autocast of the caller does not change the numbers."""
+        return torch.autocast(self.loaded.device.type, enabled=False)
 
 
 def _as_argument(name: str) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import made_up_pairs
 
 import mtrain
 from mtrain.config.schema import DecodeConfig, override_decode
@@ -85,3 +87,16 @@ def test_lines_that_are_cut_are_warned_of(
     shown = [record.getMessage().partition(" lines")[0] for record in caplog.records]
     assert shown == ["text:", "sources:", "targets:"]
     assert "cut there: 1 (line 2)" in caplog.records[0].getMessage()
+
+
+def test_numbers_do_not_depend_on_the_caller_s_autocast(loaded_model: LoadedModel) -> None:
+    model = Model(loaded_model)
+    texts = [src for src, _ in made_up_pairs(3, 5)]
+
+    def found() -> tuple[Any, ...]:
+        weights = np.stack(model.attention(texts[0], "a b").cross)
+        return model.translate(texts, n_best=2), model.score(texts, texts), weights.tolist()
+
+    expected = found()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert found() == expected
