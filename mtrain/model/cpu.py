@@ -256,7 +256,7 @@ class RowTransformer(Transformer):
         return model
 
     def _bias(self, mask: Tensor) -> Tensor:
-        bias = torch.zeros(mask.shape, dtype=self.attention_dtype)
+        bias = torch.zeros(mask.shape, dtype=self.attention_dtype, device=mask.device)
         return bias.masked_fill_(~mask, float("-inf"))
 
 

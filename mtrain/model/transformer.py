@@ -212,8 +212,8 @@ def sinusoids(length: int, width: int) -> Tensor:
     """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
     (section 3.5).
     """
-    position = torch.arange(length, dtype=torch.float64)[:, None]
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
+    position = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    pair = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
     angles = position * torch.exp(pair * (-math.log(10000.0) / width))
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
 

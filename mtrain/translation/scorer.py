@@ -50,7 +50,7 @@ class Scorer:
         With several ranks, only this rank's batches are scored; other pairs get 0.
         """
         lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
-        result = torch.zeros(len(src), dtype=torch.float64)
+        result = torch.zeros(len(src), dtype=torch.float64, device="cpu")
         # a rank without batches checks too
         self.loaded.check_stop()
         batches = batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens)
@@ -78,7 +78,8 @@ class Scorer:
             token_scores.append(log_probs.gather(1, targets)[:, 0])
         nll = -torch.cat(token_scores).cpu().double()
         pair_of_token = batch.positions.cpu() // batch.tgt_out.shape[1]
-        return torch.zeros(len(pairs), dtype=torch.float64).index_add(0, pair_of_token, nll)
+        nll_of_pairs = torch.zeros(len(pairs), dtype=nll.dtype, device=nll.device)
+        return nll_of_pairs.index_add(0, pair_of_token, nll)
 
     def _log_probs(self, hidden: list[Tensor]) -> Tensor:
         """Return the log-probabilities of the next token: (N, D) for each model -> (N, V)."""

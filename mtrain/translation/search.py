@@ -61,7 +61,7 @@ class Rules:
 
     @cached_property
     def _banned(self) -> Tensor:
-        return torch.tensor(self.banned)
+        return torch.tensor(self.banned, device="cpu")
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
         """Return the only token that may follow, by position in `sentences`, where there is one."""
@@ -281,8 +281,10 @@ def _best_extensions(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Ten
     if log_probs.device.type != "cpu" or W * num_blocks < max(count, MIN_BLOCKS):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
     maxima = log_probs.view(B, W, num_blocks, size).amax(3) + scores[:, :, None]
-    top = maxima.view(B, W * num_blocks).topk(count).indices  # blocks of a sentence
-    rows = top + torch.arange(0, B * W * num_blocks, W * num_blocks)[:, None] if B > 1 else top
+    top = maxima.view(B, W * num_blocks).topk(count).indices
+    rows, blocks_each = top, W * num_blocks
+    if B > 1:  # from indices among a sentence's blocks to indices among all
+        rows = top + torch.arange(0, B * blocks_each, blocks_each, device=top.device)[:, None]
     blocks = log_probs.view(-1, size).index_select(0, rows.flatten())
     values = blocks.view(B, count, size) + scores.gather(1, top // num_blocks)[:, :, None]
     best, where = values.view(B, count * size).topk(count)

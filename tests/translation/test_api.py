@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,14 +90,17 @@ def test_lines_that_are_cut_are_warned_of(
     assert "cut there: 1 (line 2)" in caplog.records[0].getMessage()
 
 
-def test_numbers_do_not_depend_on_the_caller_s_autocast(loaded_model: LoadedModel) -> None:
-    model = Model(loaded_model)
-    texts = [src for src, _ in made_up_pairs(3, 5)]
+def test_numbers_do_not_depend_on_what_the_caller_sets_in_torch(trained_run: Path) -> None:
+    texts = [src for src, _ in made_up_pairs(30, 5)]
 
     def found() -> tuple[Any, ...]:
+        model = mtrain.load(trained_run, device="cpu")
         weights = np.stack(model.attention(texts[0], "a b").cross)
-        return model.translate(texts, n_best=2), model.score(texts, texts), weights.tolist()
+        greedy = model.translate(texts, beam_size=1)
+        return model.translate(texts, n_best=2), greedy, model.score(texts, texts), weights.tolist()
 
     expected = found()
     with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert found() == expected
+    with torch.device("meta"):  # as with torch.set_default_device
         assert found() == expected
