@@ -105,13 +105,10 @@ def pad(
     return torch.from_numpy(flat.reshape(shape))
 
 
-def collate(pairs: IdPairs, ids: SpecialIds, widths: Sequence[int] = ()) -> Batch:
-    """Make a batch of pairs of id sequences, packed into rows of the first of `widths` in which the
-    longest sequence has room. Without such a width, each pair has a row of its own.
-    """
+def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
+    """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
     sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
-    width = next((width for width in widths if width >= lengths.max()), None)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
     is_token = np.zeros(tgt_out.numel(), bool)
@@ -198,22 +195,28 @@ def batch_by_length(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
 
 def pack_by_tokens(
     lengths: NDArray[np.int64], max_tokens: int, widths: Sequence[int]
-) -> list[NDArray[np.int64]]:
-    """Pack each pair into rows of the first of `widths`, in ascending order, in which it has room,
-    cut the rows of a width into batches with rows x width <= max_tokens, and return the indices of
-    the pairs. Longer pairs come last, in batches of `batch_by_tokens`; without widths these are all
-    pairs.
+) -> list[tuple[NDArray[np.int64], int]]:
+    """Pack pairs into rows of the first of `widths`, in ascending order, in which they have room,
+    and cut these into batches with rows x width <= max_tokens. Return the indices of the pairs of
+    each batch, and its width.
 
-    The first pair of a row does not fit into the row before it, so `collate` makes the same rows.
+    The pairs of an incomplete batch are packed into rows of the next width, so that only the last
+    batch is incomplete. Pairs longer than all widths come first, in batches of `batch_by_tokens`,
+    whose width is 0; without widths these are all pairs.
     """
-    longest, batches = lengths.max(1), []
-    for lowest, width in pairwise((0, *widths)):
-        chosen = np.flatnonzero((longest > lowest) & (longest <= width))
-        rows, count = _pack(lengths[chosen], width), max_tokens // width
-        starts = range(0, len(rows), count)
-        batches += [chosen[np.concatenate(rows[start : start + count])] for start in starts]
+    longest = lengths.max(1)
     rest = np.flatnonzero(longest > max(widths, default=0))
-    return batches + [rest[batch] for batch in batch_by_tokens(lengths[rest], max_tokens)]
+    batches = [(rest[batch], 0) for batch in batch_by_tokens(lengths[rest], max_tokens)]
+    carried = rest[:0]
+    for lowest, width in pairwise((0, *widths)):
+        chosen = np.append(carried, np.flatnonzero((longest > lowest) & (longest <= width)))
+        rows, count = _pack(lengths[chosen], width), max_tokens // width
+        cuts = [rows[start : start + count] for start in range(0, len(rows), count)]
+        carried = rest[:0]
+        if width < widths[-1] and cuts and len(cuts[-1]) < count:
+            carried = chosen[np.concatenate(cuts.pop())]
+        batches += [(chosen[np.concatenate(cut)], width) for cut in cuts]
+    return batches
 
 
 def _cut(
@@ -235,12 +238,14 @@ def _cut(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Indices of a micro-batch's pairs, its number of target tokens with eos, and the pairs
-    themselves if their subwords were sampled or they were augmented.
+    """Indices of a micro-batch's pairs, its number of target tokens with eos, the width of its rows
+    if they are packed, else 0, and the pairs themselves if their subwords were sampled or they were
+    augmented.
     """
 
     indices: NDArray[np.int64]
     num_tokens: int
+    width: int
     pairs: IdPairs | None = None
 
 
@@ -292,7 +297,7 @@ class TokenBatches:
 
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
-        return collate(planned.pairs or self._pairs(planned.indices), self.ids, self.row_widths)
+        return collate(planned.pairs or self._pairs(planned.indices), self.ids, planned.width)
 
     def _pairs(self, rows: NDArray[np.int64]) -> IdPairs:
         return [self.store.pair(int(row)) for row in rows]
@@ -328,9 +333,11 @@ class TokenBatches:
         batches = pack_by_tokens(lengths[shuffle], self.max_tokens, self.row_widths)
         planned = []
         for number in _deal(len(batches), self.step_batches, random):
-            chosen = shuffle[batches[number]]
+            batch, width = batches[number]
+            chosen = shuffle[batch]
             batch_pairs = None if pairs is None else [pairs[index] for index in chosen]
-            planned.append(MicroBatch(rows[chosen], int(lengths[chosen, 1].sum()), batch_pairs))
+            num_tokens = int(lengths[chosen, 1].sum())
+            planned.append(MicroBatch(rows[chosen], num_tokens, width, batch_pairs))
         return planned
 
     def _augmented(self, augmenter: Augmenter, rows: NDArray[np.int64], epoch: int) -> IdPairs:

@@ -10,7 +10,7 @@ A checkpoint at a multiple of `save_every` is scheduled; any other is a resume p
 import errno
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -265,7 +265,9 @@ def load_resolved(path: Path) -> tuple[Path, Snapshot]:
         try:
             return directory, load_or_name_intact(directory)
         except UserError:
-            before, directory = directory, resolve(path)
+            before = directory
+            with suppress(UserError):  # the first error is the better one
+                directory = resolve(path)
             if directory == before:
                 raise
 

@@ -83,7 +83,7 @@ class MachineSettings:
         """Return the tokens on each side of packed rows, ascending: `ROW_TOKENS`, and more for
         longer pairs, as few widths need few CUDA graphs. Nothing if rows are not packed.
         """
-        limit = min(config.data.max_length, config.train.max_tokens)
+        limit = config.data.max_length
         widths = [min(ROW_TOKENS, limit)] if self.packing else []
         while self.packing and widths[-1] < limit:
             widths.append(min(limit, widths[-1] * 3 // 2))
@@ -97,12 +97,11 @@ def threads_of(config: Config, ranks: Ranks) -> int:
 
 
 @contextmanager
-def _errors_of_compiling() -> Iterator[None]:
-    """Turn an error of torch's compiler into a `UserError`."""
+def _compiling() -> Iterator[None]:
+    """Let torch compile, and turn its errors into a `UserError`."""
+    torch.compiler.set_stance("default")
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
         raise UserError(
             f"train.compile: torch cannot compile the model here: {first_line(error)}; "
@@ -140,7 +139,7 @@ class Learner:
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses, pool)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.compiled_hidden: Callable[..., Tensor] | None = None  # of `model`, on any device
-        self.graphs: CudaGraphs | None = None  # on CUDA, unless the model is compiled
+        self.graphs: CudaGraphs | None = None  # on CUDA, unless the whole model is compiled
         self.gradients: ThreadedGradients | SequentialGradients = (
             SequentialGradients(self._compute_micro_batch, self.optimizer.sums, blocks.largest)
             if pool is None
@@ -181,8 +180,7 @@ class Learner:
     def warm_up(self) -> None:
         """Compile the model, or prepare CUDA graphs; raises `UserError`."""
         if self.device.type == "cuda" and (self.machine.packing or not self.machine.compile):
-            with out_of_memory_as(self._lack_of_memory):
-                self._prepare_graphs()
+            self._prepare_graphs()
         elif self.machine.compile:
             self._compile()
 
@@ -197,24 +195,21 @@ class Learner:
         else:
             self.graphs.warm_up()
 
-    def _lack_of_memory(self) -> str:
-        tokens = self.config.train.max_tokens
-        advice = "free memory and run the same command again, or lower train.max_tokens"
-        return f"train.max_tokens: out of memory on {tokens:,} tokens with padding; {advice}"
-
-    @_errors_of_compiling()
+    @_compiling()
     def _compile_layers(self, graphs: CudaGraphs) -> None:
         """Compile the layers for the shape of most packed micro-batches; the others are computed
         without compiled layers.
         """
-        width = self.machine.row_widths(self.config)[0]
-        torch.compiler.set_stance("default")
+        tokens, width = self.config.train.max_tokens, self.machine.row_widths(self.config)[0]
         for layer in (*self.model.encoder_layers, *self.model.decoder_layers):
             layer.compile(dynamic=False, fullgraph=True)
-        graphs.warm_up(self.config.train.max_tokens // width, width)
+        text = f"out of memory on a micro-batch of {tokens:,} tokens with padding; free memory and "
+        text += "run the same command again, or start another run_dir with a lower train.max_tokens"
+        with out_of_memory_as(lambda: text):
+            graphs.warm_up(tokens // width, width)
         torch.compiler.set_stance("eager_on_recompile")
 
-    @_errors_of_compiling()
+    @_compiling()
     def _compile(self) -> None:
         """Compile the whole model for all shapes on a made-up batch, so that the code of a resumed
         run does not depend on the batches that it starts with.

@@ -256,7 +256,9 @@ def forecast(
         raise UserError("data.train: no pair is left to train on")
     blocks = Blocks(config.train.micro_batches(1))
     widths = MachineSettings.of(config, Ranks(), blocks).row_widths(config)
-    batches = [lengths[rows] for rows in pack_by_tokens(lengths, config.train.max_tokens, widths)]
+    batches = [
+        lengths[rows] for rows, _ in pack_by_tokens(lengths, config.train.max_tokens, widths)
+    ]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
     result = describe_run(
@@ -282,7 +284,8 @@ def _measure_step(
         has_gpu = learner.device.type == "cuda"
         ids = np.random.default_rng(1).integers(IDS.eos + 1, vocab_size, lengths.max())
         pairs = [(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()]
-        batch = collate(pairs, IDS, learner.machine.row_widths(config))
+        widths = learner.machine.row_widths(config)
+        batch = collate(pairs, IDS, next((w for w in widths if w >= lengths.max()), 0))
         rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
         max_rows = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
         batch = batch.part(0, min(rows, max_rows))

@@ -235,7 +235,7 @@ def check_machine(machine: MachineSettings, before: dict[str, Any], config: Conf
     same_openmp = before.get("openmp", machine.openmp) == machine.openmp
     for key in MACHINE_KEYS:
         now = getattr(machine, key)
-        was = before.get(key, now)
+        was = before.get(key, False if key == "packing" else now)  # missing in early runs
         if was == now or (key == "threads" and (same_openmp or machine.device != "cpu")):
             continue
         if key not in ("precision", "compile") or getattr(config.train, key) == "auto":

@@ -168,14 +168,15 @@ class Translator:
         limit = self.loaded.positions_limit or math.inf
         cut = sorted({*cut, *(i for i, ids in enumerate(prefix_ids) if len(ids) >= limit)})
         to_translate = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
-        batches = [[to_translate[i] for i in batch] for batch in self._batches(sources)]
-        progress(len(lines) - len(indices))
         translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
-        with closing(translate(batches, scored)) as translated:
-            for batch, translations in zip(batches, translated, strict=True):
-                for line, hypotheses in zip(batch, translations, strict=True):
-                    results[line.number - first] = hypotheses
-                progress(len(batch))
+        with _torch_threads.kept():
+            batches = [[to_translate[i] for i in batch] for batch in self._batches(sources)]
+            progress(len(lines) - len(indices))
+            with closing(translate(batches, scored)) as translated:
+                for batch, translations in zip(batches, translated, strict=True):
+                    for line, hypotheses in zip(batch, translations, strict=True):
+                        results[line.number - first] = hypotheses
+                    progress(len(batch))
         return results, [indices[i] for i in cut]
 
     def in_windows(self, lines: Iterable[T], limit: int | None = None) -> Iterator[list[T]]:
@@ -336,27 +337,27 @@ def _in_threads(
     """Translate in `count` Python threads, each with `torch_threads` threads of torch."""
     set_threads = partial(torch.set_num_threads, torch_threads)
     pool = ThreadPoolExecutor(max(1, count), initializer=set_threads)
-    with _torch_threads.restored():
-        try:
-            yield from pool.map(translate, batches)
-        finally:
-            pool.shutdown(cancel_futures=True)
+    try:
+        yield from pool.map(translate, batches)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _TorchThreads:
-    """Restores torch's number of threads, which new threads of Python inherit from the last call of
-    `set_num_threads`, when programs call translators in several threads.
+    """Keeps torch's number of threads when programs translate in several threads at a time: a new
+    thread of Python inherits the number of the last call of `set_num_threads`.
     """
 
     def __init__(self) -> None:
         self.lock, self.users, self.number = Lock(), 0, 0
 
     @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Restore the number that was set before the first of overlapping uses."""
+    def kept(self) -> Iterator[None]:
+        """Start and end with the number that was set before the first of overlapping uses."""
         with self.lock:
             if self.users == 0:
                 self.number = torch.get_num_threads()
+            torch.set_num_threads(self.number)
             self.users += 1
         try:
             yield

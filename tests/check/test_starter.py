@@ -109,7 +109,8 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     assert config.train.valid_every <= config.train.max_steps
     assert config.train.warmup_steps < config.train.max_steps
     assert config.train.step_batches == (1 if has_gpu else 4)
-    assert config.decode.batch_tokens == (65_536 if has_gpu else 4096)
+    assert config.train.packing == (True if has_gpu else "auto")
+    assert config.decode.batch_tokens == (16_384 if has_gpu else 4096)
     _, recipe = recipe_for(size, has_gpu=has_gpu)
     _, larger = recipe_for(replace(size, pairs=2 * pairs), has_gpu=has_gpu)
     for section, key in (("model", "d_model"), ("model", "d_ff"), ("tokenizer", "vocab_size")):

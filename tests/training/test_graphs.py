@@ -44,7 +44,7 @@ def test_lengths_are_rounded_up_a_little_but_not_beyond_the_longest(
 def test_packed_batches_get_rows_without_targets() -> None:
     """So that the last batches of pools have one of eight shapes."""
     pairs = [(np.full(4, 7), np.full(5, 8))] * 5
-    tables = list(collate(pairs, IDS, [6])[:3])
+    tables = list(collate(pairs, IDS, 6)[:3])
     for max_rows, expected in ((5, 5), (6, 5), (8, 5), (16, 6), (40, 5), (100, 13)):
         added = graphs.add_rows(tables, IDS, max_rows)
         assert [len(table) for table in added] == [expected] * 3

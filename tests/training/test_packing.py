@@ -14,10 +14,12 @@ from mtrain.config.loading import load_config
 from mtrain.data.prepare import prepare
 from mtrain.model.transformer import Transformer
 from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, learner
+from mtrain.training.gradients import Blocks
 from mtrain.training.graphs import add_rows
-from mtrain.training.learner import Learner
+from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
@@ -134,3 +136,23 @@ def test_the_plain_model_and_masked_padding_give_the_same_sums(
     assert float(found[0].abs().max()) > 1
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("device", "packing", "expected"),
+    [("cuda", "auto", True), ("cpu", "auto", False), ("mps", "auto", False), ("cpu", True, True)],
+)
+def test_auto_packs_on_cuda(
+    configs: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    packing: object,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(learner, "device_of", lambda name, ranks: torch.device(device))
+    config = load_config(configs["plain"], [f"train.packing={packing}"])
+    machine = MachineSettings.of(config, Ranks(), Blocks(1))
+    assert machine.packing is expected
+    for max_length, widths in ((300, [128, 192, 288, 300]), (128, [128]), (50, [50])):
+        longer = load_config(configs["plain"], [f"data.max_length={max_length}"])
+        assert machine.row_widths(longer) == (widths if expected else [])

@@ -8,8 +8,8 @@ import logging
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis
 from mtrain.translation.streams import score_files, translate_stream
-from mtrain.translation.translator import Line, Translation, Translator, _in_threads
+from mtrain.translation.translator import Line, Translation, Translator
 
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
 
@@ -161,22 +161,31 @@ def test_parallel_batches_give_the_same_texts_in_the_same_order(
     assert (found, cut) == small.translate(lines)
 
 
-def test_overlapping_calls_leave_the_number_of_threads(threads: int) -> None:
-    """A thread of Python that begins meanwhile inherits the lower number."""
-    in_threads = partial(_in_threads, lambda group: [], [[]] * 2, 2, 1)
-    first, second, found = in_threads(), in_threads(), []
-    next(first)
-    functions: list[Callable[[], object]] = [
-        lambda: (found.append(torch.get_num_threads()), next(second)),
-        first.close,
-        second.close,
-        lambda: found.append(torch.get_num_threads()),
-    ]
-    for function in functions:
-        thread = threading.Thread(target=function)
-        thread.start()
-        thread.join()
-    assert found == [1, threads]
+def test_overlapping_calls_leave_the_number_of_threads(
+    translator: Translator, threads: int
+) -> None:
+    """A thread of Python that begins meanwhile inherits the lower number of the batches."""
+    small, found = with_decode(translator, batch_tokens=30), []
+    started, ended = threading.Event(), threading.Event()
+
+    def first(lines: int) -> None:
+        started.set()
+        ended.wait(60)
+
+    def others() -> None:
+        started.wait(60)
+        torch.set_num_threads(1)  # as batches of the first call do
+        for _ in range(2):
+            small.translate(SENTENCES[:20])
+            found.append(torch.get_num_threads())
+
+    pool = ThreadPoolExecutor(2)
+    futures = [pool.submit(small.translate, SENTENCES[:20], first), pool.submit(others)]
+    futures[1].result()
+    ended.set()
+    futures[0].result()
+    found.append(ThreadPoolExecutor(1).submit(torch.get_num_threads).result())
+    assert found == [threads] * 3
 
 
 def test_a_stop_cancels_the_waiting_batches(translator: Translator, threads: int) -> None:
