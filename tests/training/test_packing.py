@@ -138,6 +138,39 @@ def test_the_plain_model_and_masked_padding_give_the_same_sums(
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
+def test_compiled_layers_give_the_same_sums(
+    configs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the shape that they are compiled for; the layers of other shapes are not compiled."""
+    monkeypatch.setattr(learner, "ROW_TOKENS", 12)
+    settings = ["train.packing=true", "train.compile=true", "train.max_tokens=64"]
+    trainer = start(configs["plain"], tmp_path / "run", *settings)
+    batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)]
+    sums, work = trainer.optimizer.sums, trainer.learner._put_padded
+
+    class Graphs:
+        def warm_up(self, rows: int, width: int) -> None:
+            assert (rows, width) == (5, 12)
+            ends = torch.full((rows, width), trainer.ids.eos)
+            work(sums, ends, torch.full_like(ends, trainer.ids.bos), ends)
+
+    def found() -> list[Tensor]:
+        all_sums = []
+        for batch in batches:
+            work(sums, *batch[:3])
+            all_sums.append(sums.buffer.clone())
+        return all_sums
+
+    before, shapes = found(), [tuple(batch.src.shape) for batch in batches]
+    trainer.learner._compile_layers(Graphs())  # type: ignore[arg-type]
+    after = found()
+    assert set(shapes) > {(5, 12)}
+    for shape, first, second in zip(shapes, before, after, strict=True):
+        assert shape == (5, 12) or second.equal(first)
+    torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(
     ("device", "packing", "expected"),
     [("cuda", "auto", True), ("cpu", "auto", False), ("mps", "auto", False), ("cpu", True, True)],
