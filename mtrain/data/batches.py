@@ -95,9 +95,7 @@ def pad(
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     starts, shape = layout or _own_rows(lengths + bos + eos)
     flat = np.full(math.prod(shape), ids.pad, np.int64)
-    before = lengths.cumsum() - lengths  # tokens of earlier sequences
-    places = np.repeat(starts + bos - before, lengths) + np.arange(lengths.sum())
-    flat[places] = np.concatenate(sequences)
+    flat[_places(starts + bos, lengths)] = np.concatenate(sequences)
     if bos:
         flat[starts] = ids.bos
     if eos:
@@ -111,10 +109,7 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
-    is_token = np.zeros(tgt_out.numel(), bool)
-    before = lengths[:, 1].cumsum() - lengths[:, 1]
-    is_token[np.repeat(tgt.starts - before, lengths[:, 1]) + np.arange(lengths[:, 1].sum())] = True
-    positions = torch.from_numpy(is_token.nonzero()[0])
+    positions = torch.from_numpy(_places(tgt.starts, lengths[:, 1]))
     return Batch(
         src=pad(sources, ids, bos=False, eos=True, layout=src),
         tgt_in=pad(targets, ids, bos=True, eos=False, layout=tgt),
@@ -122,6 +117,12 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
         positions=positions,
         targets=tgt_out.flatten()[positions],
     )
+
+
+def _places(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices of the tokens of all sequences, from the index of the first of each."""
+    before = lengths.cumsum() - lengths  # tokens of earlier sequences
+    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
 
 def _own_rows(lengths: NDArray[np.int64]) -> Layout:
