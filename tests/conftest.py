@@ -57,6 +57,8 @@ LEXICON = {
 settings.register_profile("mtrain", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("mtrain")
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 Pairs = list[tuple[str, str]]
 # Writes a config and its corpora; dotted keys override settings. Returns the path of the YAML file.
 TinyConfig = Callable[..., Path]

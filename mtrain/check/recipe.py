@@ -44,7 +44,10 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
         pieces, model = 32_000, _model(512, 8, 2048, 6, dropout)
         norm, optimizer, schedule, peak_lr = "post", "adam", "noam", 7.0e-4
         step_tokens, warmup_steps, max_steps = 25_000, 4000, 100_000
-    micro_batches = 1 if has_gpu else MICRO_BATCHES
+    micro_batches, packing, batch_tokens = MICRO_BATCHES, {}, {}
+    if has_gpu:
+        micro_batches, packing = 1, {"packing": True}
+        batch_tokens = {"batch_tokens": CUDA_BATCH_TOKENS}
     decode = {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"}
     save_every = max(10, max_steps // 40 // 10 * 10)
     return origin, {
@@ -56,7 +59,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             "max_steps": max_steps,
             "max_tokens": step_tokens // micro_batches,
             "step_batches": micro_batches,
-            **({"packing": True} if has_gpu else {}),
+            **packing,
             "optimizer": optimizer,
             "schedule": schedule,
             "warmup_steps": min(warmup_steps, max_steps // 20),
@@ -67,7 +70,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             # averaging does not help if the rate ends at 0
             "average_last": 0 if schedule == "linear" else 5,
         },
-        "decode": {**decode, **({"batch_tokens": CUDA_BATCH_TOKENS} if has_gpu else {})},
+        "decode": {**decode, **batch_tokens},
     }
 
 

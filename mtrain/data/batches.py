@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -204,6 +204,8 @@ def pack_by_tokens(
     The pairs of an incomplete batch are packed into rows of the next width, so that only the last
     batch is incomplete. Pairs longer than all widths come first, in batches of `batch_by_tokens`,
     whose width is 0; without widths these are all pairs.
+
+    The first pair of a row does not fit into the row before it, so `collate` makes the same rows.
     """
     longest = lengths.max(1)
     rest = np.flatnonzero(longest > max(widths, default=0))
@@ -212,11 +214,10 @@ def pack_by_tokens(
     for lowest, width in pairwise((0, *widths)):
         chosen = np.append(carried, np.flatnonzero((longest > lowest) & (longest <= width)))
         rows, count = _pack(lengths[chosen], width), max_tokens // width
-        cuts = [rows[start : start + count] for start in range(0, len(rows), count)]
-        carried = rest[:0]
-        if width < widths[-1] and cuts and len(cuts[-1]) < count:
-            carried = chosen[np.concatenate(cuts.pop())]
+        kept = len(rows) if width == widths[-1] else len(rows) // count * count
+        cuts = [rows[start : start + count] for start in range(0, kept, count)]
         batches += [(chosen[np.concatenate(cut)], width) for cut in cuts]
+        carried = chosen[list(chain(*rows[kept:]))]
     return batches
 
 

@@ -83,9 +83,11 @@ class MachineSettings:
         """Return the tokens on each side of packed rows, ascending: `ROW_TOKENS`, and more for
         longer pairs, as few widths need few CUDA graphs. Nothing if rows are not packed.
         """
+        if not self.packing:
+            return []
         limit = config.data.max_length
-        widths = [min(ROW_TOKENS, limit)] if self.packing else []
-        while self.packing and widths[-1] < limit:
+        widths = [min(ROW_TOKENS, limit)]
+        while widths[-1] < limit:
             widths.append(min(limit, widths[-1] * 3 // 2))
         return widths
 

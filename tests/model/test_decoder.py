@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import random_model
+from conftest import needs_cuda, random_model
 from test_transformer import KINDS, NORMS, VARIANTS, assert_close, random_ids
 from torch import Tensor
 
@@ -145,7 +145,7 @@ def test_sentences_may_change_places_when_others_leave() -> None:
     assert owners.tolist() == [1, 4]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @VARIANTS
 @torch.no_grad()
 def test_a_gpu_computes_the_same(norm: str, positions: str, tie: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TinyConfig
+from conftest import TinyConfig, needs_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -26,7 +26,6 @@ from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))

@@ -29,6 +29,7 @@ from conftest import (
     contents,
     differences,
     made_up_pairs,
+    needs_cuda,
     run_mtrain,
     status,
     write_config,
@@ -77,7 +78,6 @@ SETTINGS = {
 needs_bf16 = pytest.mark.skipif(
     not has_fast_bf16(torch.device("cpu")), reason="this CPU does not compute in bf16"
 )
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 class Crash(BaseException):
