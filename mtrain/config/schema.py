@@ -257,7 +257,7 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """fp32, bf16 or auto: bf16 where the hardware has it, else fp32"""
     compile: Auto | bool = "auto"
-    """use torch.compile; auto: no"""
+    """use torch.compile; auto: on CUDA with packing and a d_model from 512"""
     packing: Auto | bool = "auto"
     """pack pairs into rows of 128 tokens per side; auto: on CUDA"""
     log_every: Positive = 50

@@ -4,6 +4,7 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 """
 
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -23,6 +24,7 @@ from mtrain.data.tokenizer import Tokenizer
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
 BLOCK = 1 << 10  # consecutive pairs that stay together when pools are drawn
 OPEN_ROWS = 16  # number of last rows that a pair may be packed into
+SWITCH_INTERVAL = 1e-4  # seconds between switches of Python threads
 CHUNK = 1 << 10  # pairs augmented at a time, which takes a fraction of a second
 
 
@@ -282,6 +284,9 @@ class TokenBatches:
         self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
         self.executor, self.row_widths = ThreadPoolExecutor(1), row_widths
+        self.plans_ahead = bool(sampler or augmenter or row_widths)
+        if self.plans_ahead:  # by default, its thread delays others by 5 ms for each call of torch
+            sys.setswitchinterval(SWITCH_INTERVAL)
         self.planned: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.is_closed = False
         self.visits = np.concatenate([_block_schedule(part) for part in store.parts])
@@ -306,7 +311,7 @@ class TokenBatches:
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
         """Return the micro-batches of a pool; reads only lengths if it need not change pairs."""
-        if self.sampler is None and self.augmenter is None and not self.row_widths:
+        if not self.plans_ahead:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)
         self.planned = {

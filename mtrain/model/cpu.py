@@ -179,12 +179,6 @@ def _join_heads(like: Tensor, rows: int, B: int, L: int, H: int, *parts: Tensor)
     return out
 
 
-def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
-    """Compute `transformer.attend_step`, faster for few queries."""
-    scores = torch.baddbmm(bias, query, key, alpha=query.shape[-1] ** -0.5)
-    return torch.bmm(scores.softmax(-1), value, out=out)
-
-
 def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
     """Return `fixed_product`, with the matrix in the layout that is multiplied fastest.
 
@@ -224,7 +218,7 @@ def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Te
 class RowTransformer(Transformer):
     """The Transformer whose layers work on rows."""
 
-    parts = Parts(RowAttention, BitDropout, packed_product, attend_step)
+    parts = Parts(RowAttention, BitDropout, packed_product)
 
     @property
     def attention_dtype(self) -> torch.dtype:

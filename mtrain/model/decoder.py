@@ -8,17 +8,20 @@ length, `T` positions of the cache, `D` d_model, `H` heads, `K` head width, `V` 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.model.encoder import VECTOR, Encoder, InferenceLayer, norm_function
-from mtrain.model.transformer import DecoderLayer, Parts, Transformer
+from mtrain.model.transformer import DecoderLayer, Parts, Transformer, attend_step
 
 KeysValuesBias = tuple[Tensor, Tensor, Tensor]  # as `attend_step` takes them
+Caches = tuple[Tensor, KeysValuesBias, KeysValuesBias]  # of a layer: see `DecoderState.by_layer`
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class DecoderState:
         past, buffers, lineage = self.past, self.buffers, self.lineage
         source, src_bias, slots = buffers.source, buffers.src_bias, past.shape[5]
         if sentences is not None:
-            past, source = _keep_sentences(past, sentences), _keep_sentences(source, sentences)
+            past, source = keep_sentences(sentences, past, source)
             src_bias = src_bias.index_select(0, sentences)
         if lineage is not None:
             lineage = lineage.index_select(0, rows)
@@ -72,14 +75,14 @@ class DecoderState:
             lineage = torch.cat((lineage, self.buffers.slot_bias), 1)
         return DecoderState(past, self.time + 1, lineage, self.buffers)
 
-    def by_layer(self) -> Iterator[tuple[Tensor, KeysValuesBias, KeysValuesBias]]:
+    def by_layer(self) -> Iterator[Caches]:
         """Yield for each layer a view of the cache to write the newest keys and values to, (2, B,
         H, W, K), the cache up to them, and the keys and values of the source.
         """
         positions = max(self.time, math.ceil(VECTOR / self.past.shape[5]))
         newest = self.past[:, :, :, :, self.time - 1, : self.buffers.W].unbind(0)
         cache = self.past[:, :, :, :, :positions].flatten(4, 5)
-        past = _split_layers(cache, self._bias(positions))
+        past = split_layers(cache, self._bias(positions))
         return zip(newest, past, self.buffers.sources, strict=True)
 
     def _bias(self, positions: int) -> Tensor:
@@ -107,7 +110,7 @@ class StepBuffers:
     ) -> None:
         _, _, B, H, _, K = source.shape
         self.W, self.source, self.src_bias = W, source, src_bias
-        self.sources = list(_split_layers(source, src_bias.flatten(0, 1)))
+        self.sources = list(split_layers(source, src_bias.flatten(0, 1)))
         self.zero_bias = src_bias.new_zeros(1, 1, 1)
         causal = src_bias.new_full((VECTOR, VECTOR), float("-inf")).triu_(1)
         self.first_biases = causal[:, None, None].unbind(0)  # of each of the first positions
@@ -137,14 +140,15 @@ def _reordered(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Ca
     return reorder
 
 
-def _keep_sentences(cache: Tensor, sentences: Tensor) -> Tensor:
-    """Keep the sentences with these indices of (layers, 2, B, ...), in place: only sentences whose
-    index changes are moved, because copying all takes as long as a step.
+def keep_sentences(sentences: Tensor, *caches: Tensor) -> list[Tensor]:
+    """Keep the sentences with these indices of caches (layers, 2, B, ...), in place: only sentences
+    whose index changes are moved, because copying all takes as long as a step.
     """
     count = len(sentences)
     moved = (sentences != torch.arange(count, device=sentences.device)).nonzero()[:, 0]
-    cache[:, :, moved] = cache.index_select(2, sentences[moved])
-    return cache[:, :, :count]
+    for cache in caches:
+        cache[:, :, moved] = cache.index_select(2, sentences[moved])
+    return [cache[:, :, :count] for cache in caches]
 
 
 def _enlarged(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
@@ -158,7 +162,7 @@ def _enlarged(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
     return larger
 
 
-def _split_layers(heads: Tensor, bias: Tensor) -> Iterator[KeysValuesBias]:
+def split_layers(heads: Tensor, bias: Tensor) -> Iterator[KeysValuesBias]:
     """Split (layers, 2, B, H, L, K): keys (B * H, K, L) and values (B * H, L, K) of each layer."""
     keys, values = heads.flatten(2, 3).unbind(1)
     return zip(keys.mT.unbind(0), values.unbind(0), [bias] * len(keys), strict=True)
@@ -169,6 +173,7 @@ class Decoder:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
+        self.lock = nullcontext()  # several searches at a time may use it
         self.scale = model.shape.d_model**0.5
         self.embedding = model.tgt_embedding.weight
         self.encode = Encoder(model)
@@ -183,8 +188,14 @@ class Decoder:
         )
 
     def begin(self, src: Tensor) -> DecoderState:
-        """Encode sources and project their keys and values once: (B, S) -> state of B empty
-        hypotheses.
+        """Encode sources: (B, S) -> state of B empty hypotheses."""
+        source, bias = self.encode_keys(src)
+        past = source.new_empty(*source.shape[:4], 0, 1, source.shape[5])
+        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, self.model.dtype))
+
+    def encode_keys(self, src: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode sources (B, S) and project their keys and values for all layers: return `source`
+        and `src_bias` as in `StepBuffers`.
         """
         memory, bias = self.encode(src)
         layers, (B, S), D = len(self.layers), src.shape, memory.shape[1]
@@ -192,8 +203,7 @@ class Decoder:
         source = bias.new_zeros(layers, 2, B, H, P, D // H)
         projected = self.project_source(memory).view(B, S, layers, 2, H, D // H)
         source[..., :S, :].copy_(projected.permute(2, 3, 0, 4, 1, 5))
-        past = source.new_empty(layers, 2, B, H, 0, 1, D // H)
-        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, memory.dtype))
+        return source, bias
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Return log-probabilities of the next token in fp32: (N,), state -> (N, V), next state.
@@ -201,22 +211,43 @@ class Decoder:
         This overwrites the cache of the given state: continue with the returned state only.
         """
         logits, state = self.logits(tokens, state)
-        logits = logits.float()
-        return torch.log_softmax(logits, -1, out=logits), state
+        return log_probs_of(logits), state
 
     def logits(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Do as `step`, but return logits, which rank tokens as their probabilities do."""
-        positions = self.model.positions(self.model.tgt_positions, state.time, 1)
-        x = torch.add(positions, self.embedding.index_select(0, tokens), alpha=self.scale)
+        position, state = self.position(state.time), state.longer()
+        return self.compute(tokens, position, state.buffers, state.by_layer()), state
+
+    def position(self, time: int) -> Tensor:
+        """Return the encoding of a target position: (1, D)."""
+        return self.model.positions(self.model.tgt_positions, time, 1)
+
+    def compute(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        buffers: StepBuffers,
+        by_layer: Iterable[Caches],
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Return logits (N, V), in `out` if given, of what follows the tokens (N,) at a position
+        (1, D), with the caches of each layer as of `DecoderState.by_layer`.
+        """
+        x = torch.add(position, self.embedding.index_select(0, tokens), alpha=self.scale)
         x = x.to(self.model.dtype)
-        state = state.longer()
-        for layer, caches in zip(self.layers, state.by_layer(), strict=True):
-            x = layer.step(x, state.buffers, *caches)
-        return self.project(self.norm(x)), state
+        for layer, caches in zip(self.layers, by_layer, strict=True):
+            x = layer.step(x, buffers, *caches)
+        return self.project(self.norm(x), out=out)
 
 
-class EnsembleState(tuple[DecoderState, ...]):
-    """The caches of an ensemble's decoders."""
+def log_probs_of(logits: Tensor) -> Tensor:
+    """Return log-probabilities in fp32: (N, V) -> (N, V). Logits in fp32 are overwritten."""
+    logits = logits.float()
+    return torch.log_softmax(logits, -1, out=logits)
+
+
+class EnsembleState(tuple[Any, ...]):
+    """The states of an ensemble's decoders."""
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "EnsembleState":
         """Select hypotheses and sentences, as `DecoderState.select` does."""
@@ -226,8 +257,10 @@ class EnsembleState(tuple[DecoderState, ...]):
 class Ensemble:
     """The step function of several models of one vocabulary: the mean of their probabilities."""
 
-    def __init__(self, models: Sequence[Transformer]) -> None:
-        self.members = [Decoder(model) for model in models]
+    def __init__(self, members: Sequence[Any]) -> None:
+        """`members` are decoders, of this module or recorded ones."""
+        self.members = members
+        self.lock = members[0].lock
 
     def begin(self, src: Tensor) -> EnsembleState:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
@@ -269,9 +302,9 @@ class _Layer(InferenceLayer):
         """Apply `DecoderLayer` to one position, with caches as of `by_layer`: (N, D) -> (N, D)."""
         self.project(self.before[0](x), out=buffers.projected)
         newest.copy_(buffers.key_value)
-        self.attend(buffers.query(), *past, buffers.attended)
+        attend_step(buffers.query(), *past, buffers.attended)
         x = self.after[0](self.join(buffers.joined()).add_(x))
         self.cross_query(self.before[1](x), out=buffers.queries)
-        self.attend(buffers.query(), *source, buffers.attended)
+        attend_step(buffers.query(), *source, buffers.attended)
         x = self.after[1](self.join_cross(buffers.joined()).add_(x))
         return self.feed_forward(x)

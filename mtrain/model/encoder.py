@@ -12,7 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from mtrain.model.transformer import DecoderLayer, EncoderLayer, Parts, Transformer
+from mtrain.model.transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    Parts,
+    Transformer,
+    attend_step,
+)
 
 # Length to pad keys and values to: torch computes softmax and products of shorter ones value by
 # value, up to ten times slower.
@@ -53,7 +59,6 @@ class InferenceLayer:
         functions = [norm_function(norm) for norm in norms]
         no_norms = [norm_function(nn.Identity()) for _ in norms]
         self.before, self.after = (functions, no_norms) if layer.pre_norm else (no_norms, functions)
-        self.attend = parts.attend_step
         attention, feed = layer.self_attention, layer.feed_forward
         self.project = parts.product(attention.project_in.weight, attention.project_in.bias)
         self.join = parts.product(attention.project_out.weight, attention.project_out.bias)
@@ -82,7 +87,7 @@ class _Layer(InferenceLayer):
         heads[..., :S, :].copy_(projected.permute(2, 0, 3, 1, 4))
         query, key, value = heads.flatten(1, 2).unbind(0)
         attended = query.new_empty(B * H, S, K)
-        self.attend(query[:, :S], key.mT, value, bias.flatten(0, 1), attended)
+        attend_step(query[:, :S], key.mT, value, bias.flatten(0, 1), attended)
         joined = x.new_empty(B, S, H, K).copy_(attended.view(B, H, S, K).transpose(1, 2))
         return self.feed_forward(self.after[0](self.join(joined.view(x.shape)).add_(x)))
 

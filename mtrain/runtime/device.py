@@ -2,8 +2,14 @@
 
 import os
 import re
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,10 +82,51 @@ def set_up_cuda(device: torch.device) -> None:
     torch.cuda.set_device(device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
+    # torch.compile would join the sums of a layer norm's gradients in one kernel, which is slower
+    os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
     # avoid a kernel that writes NaN into each new tensor
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def can_compile() -> bool:
+    """Whether CUDA's part of torch.compile finds what it needs: a GPU from Volta on, Triton, a C
+    compiler and the headers of Python.
+    """
+    names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    return (
+        torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= (7, 0)
+        and find_spec("triton") is not None
+        and any(map(shutil.which, names))
+        and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    )
+
+
+def record_graph(work: Callable[[], object], device: torch.device, pool: Any) -> Callable[[], None]:
+    """Record what `work` launches on a CUDA device; return a function that launches all of it at
+    once. `work` must not wait for the GPU, and may change tensors only in place. What it allocates
+    comes from `pool`, of `torch.cuda.graph_pool_handle`, where other graphs overwrite it.
+    """
+    graph, stream = torch.cuda.CUDAGraph(), _recording_stream(device)
+    try:
+        with (
+            torch.cuda.device(device),
+            torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
+        ):
+            work()
+    except RuntimeError as error:  # raised at the end of a broken recording, hiding the cause
+        if isinstance(error.__context__, torch.OutOfMemoryError):
+            raise error.__context__ from None
+        raise
+    return graph.replay
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return one stream for all recordings: products allocate memory for each stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def seed_device(device: torch.device, seed: int) -> None:

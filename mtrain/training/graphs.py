@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mtrain.data.batches import Batch, SpecialIds
+from mtrain.runtime.device import record_graph
 
 Work = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -61,7 +63,7 @@ class CudaGraphs:
         self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
         self.packed_tokens = packed_tokens
         self.pool = torch.cuda.graph_pool_handle()
-        self.graphs: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self.graphs: dict[tuple[int, ...], tuple[Callable[[], None], list[Tensor]]] = {}
 
     def __call__(self, batch: Batch) -> None:
         """Call `work` on a batch in the host's memory."""
@@ -77,11 +79,13 @@ class CudaGraphs:
             if len(self.graphs) == MAX_GRAPHS:  # remove the oldest
                 torch.cuda.synchronize(self.device)
                 del self.graphs[next(iter(self.graphs))]
-            self.graphs[shape] = self._record(tables)
-        graph, inputs = self.graphs[shape]
+            inputs = [table.to(self.device) for table in tables]
+            replay = record_graph(partial(self.work, *inputs), self.device, self.pool)
+            self.graphs[shape] = replay, inputs
+        replay, inputs = self.graphs[shape]
         for graph_input, table in zip(inputs, tables, strict=True):
             graph_input.copy_(table.pin_memory(), non_blocking=True)
-        graph.replay()
+        replay()
 
     def warm_up(self, rows: int = 4, width: int = 8) -> None:
         """Call `work` once without recording, on a made-up batch: first calls of libraries and of
@@ -93,15 +97,3 @@ class CudaGraphs:
             tgt_out = torch.full((rows, width), self.ids.eos, device=self.device)
             self.work(tgt_out, torch.full_like(tgt_out, self.ids.bos), tgt_out)
         torch.cuda.synchronize(self.device)
-
-    def _record(self, tables: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor]]:
-        inputs = [table.to(self.device) for table in tables]
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self.pool):
-                self.work(*inputs)
-        except RuntimeError as error:  # raised at the end of a broken recording, hiding the cause
-            if isinstance(error.__context__, torch.OutOfMemoryError):
-                raise error.__context__ from None
-            raise
-        return graph, inputs

@@ -21,7 +21,13 @@ from mtrain.data.batches import Batch, SpecialIds
 from mtrain.model.building import RATES, build, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
 from mtrain.model.transformer import Dropout, PerToken, Transformer, set_compute_dtype
-from mtrain.runtime.device import compute_dtype, out_of_memory_as, seed_device, set_up_cuda
+from mtrain.runtime.device import (
+    can_compile,
+    compute_dtype,
+    out_of_memory_as,
+    seed_device,
+    set_up_cuda,
+)
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
 from mtrain.runtime.workers import available_threads
@@ -41,6 +47,7 @@ from mtrain.training.loss import consistency_loss, projected_cross_entropy
 from mtrain.training.optimizer import MovingAverage, Optimizer
 
 ROW_TOKENS = 128  # tokens on each side of most packed rows
+COMPILED_WIDTH = 512  # d_model; smaller models are trained too quickly for compiling to pay
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,11 @@ class MachineSettings:
         device = device_of(train.device, ranks)
         dtype = compute_dtype(train.precision, device, training=True)
         threads = threads_of(config, ranks)
-        compiled = False if train.compile == "auto" else train.compile
+        packing = device.type == "cuda" if train.packing == "auto" else train.packing
+        compiled = train.compile
+        if compiled == "auto":
+            is_worth_it = packing and config.model.d_model >= COMPILED_WIDTH
+            compiled = device.type == "cuda" and is_worth_it and can_compile()
         # all pieces of a step, not just this rank's: the number of ranks must not change rounding
         pieces = blocks.micro_batches * max_pieces(train.max_tokens)
         return cls(
@@ -71,7 +82,7 @@ class MachineSettings:
             compile=compiled,
             # a compiled model draws from the generator of the process, so it has one worker
             openmp=threads if compiled else max(1, threads // pieces),
-            packing=device.type == "cuda" if train.packing == "auto" else train.packing,
+            packing=packing,
         )
 
     @property

@@ -7,10 +7,11 @@
 5. _after_step         record, save, validate and stop if it is due
 """
 
+import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -44,6 +45,18 @@ def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
     """
     sequence = np.random.SeedSequence([seed, step, index, piece])
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def few_objects_to_collect() -> Iterator[None]:
+    """Keep Python's garbage collector from looking at all objects that exist now again and again,
+    for which it may stop all threads for 0.2 s.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class Trainer:
@@ -161,7 +174,8 @@ class Trainer:
         stream = self.micro_batches()
         self._restart_clock()
         last_step = self.config.train.max_steps
-        with progress_bar(last_step, "step", "training", self.progress.step) as bar:
+        bar = progress_bar(last_step, "step", "training", self.progress.step)
+        with few_objects_to_collect(), bar:
             while not self._is_finished():
                 started = time.monotonic()
                 norm, rate = self.take_step(stream)

@@ -19,6 +19,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import build, check_weights, shape_of
 from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.decoder import Decoder, Ensemble
+from mtrain.model.recorded import RecordedDecoder, decoder_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import Snapshot
@@ -82,9 +83,10 @@ class LoadedModel:
         return languages.pop() if len(languages) == 1 else self.config.data.tgt_lang
 
     @cached_property
-    def decoder(self) -> Decoder | Ensemble:
+    def decoder(self) -> Decoder | RecordedDecoder | Ensemble:
         """The model as a step function for the search."""
-        return Ensemble(self.all_models) if self.other_models else Decoder(self.model)
+        decoders = [decoder_of(model) for model in self.all_models]
+        return Ensemble(decoders) if self.other_models else decoders[0]
 
     @property
     def positions_limit(self) -> int | None:

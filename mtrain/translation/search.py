@@ -51,7 +51,7 @@ class Rules:
             positions, tokens = list(forced), list(forced.values())
             forced_values = log_probs[positions, :, tokens]
         if self.banned:
-            log_probs.index_fill_(2, self._banned.to(log_probs.device), float("-inf"))
+            log_probs.index_fill_(2, self._banned_on(log_probs.device), float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
             _ban_repeats(log_probs.flatten(0, 1), hypotheses, self.no_repeat_ngram)
         if forced:
@@ -59,9 +59,15 @@ class Rules:
             log_probs[positions, :, tokens] = forced_values
         return log_probs
 
+    def _banned_on(self, device: torch.device) -> Tensor:
+        """Return the banned tokens; copied only once, as a copy to a GPU waits for its work."""
+        if device not in self._copies:
+            self._copies[device] = torch.tensor(self.banned, device=device)
+        return self._copies[device]
+
     @cached_property
-    def _banned(self) -> Tensor:
-        return torch.tensor(self.banned, device="cpu")
+    def _copies(self) -> dict[torch.device, Tensor]:
+        return {}
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
         """Return the only token that may follow, by position in `sentences`, where there is one."""
@@ -184,8 +190,11 @@ class BeamSearch:
         """Return the positions of the sentences that are done, given the scores (B, C) of unended
         candidates.
         """
-        pairs = enumerate(zip(self.sentences, live.amax(1).tolist(), strict=True))
-        done = {position for position, (sentence, best) in pairs if self._is_done(sentence, best)}
+        candidates = [i for i, sentence in enumerate(self.sentences) if self._may_be_done(sentence)]
+        if not candidates:
+            return set()  # without waiting for the scores, which a GPU may still compute
+        best_live = live.amax(1).tolist()
+        done = {i for i in candidates if self._is_done(self.sentences[i], best_live[i])}
         for position in done:
             if not self.ended[self.sentences[position]]:
                 self.ended[self.sentences[position]].append(self._unended(position))
@@ -204,17 +213,22 @@ class BeamSearch:
         self.sentences = [self.sentences[position] for position in kept]
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
+    def _may_be_done(self, sentence: int) -> bool:
+        """Whether a sentence is at its limit or has enough ended hypotheses."""
+        return self._is_at_limit(sentence) or len(self.ended[sentence]) >= self.beam_size
+
+    def _is_at_limit(self, sentence: int) -> bool:
+        return self.hypotheses.shape[1] + 1 >= self.rules.max_lens[sentence]
+
     def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Whether a sentence is at its limit, or has enough ended hypotheses and no live one is
-        better by `LIVE_MARGIN`. Without the margin, a confident model would stop too early, with a
-        beam full of unlikely endings. A beam of 1 is greedy search, which ends with its first eos.
+        """Whether a sentence that may be done is at its limit, or has no live hypothesis that is
+        better than the ended ones by `LIVE_MARGIN`. Without the margin, a confident model would
+        stop too early, with a beam full of unlikely endings. A beam of 1 is greedy search, which
+        ends with its first eos.
         """
-        ended, length = self.ended[sentence], self.hypotheses.shape[1] + 1
-        if length >= self.rules.max_lens[sentence]:
+        if self.beam_size == 1 or self._is_at_limit(sentence):
             return True
-        if len(ended) < self.beam_size:
-            return False
-        return self.beam_size == 1 or best_live <= LIVE_MARGIN + max(h.score for h in ended)
+        return best_live <= LIVE_MARGIN + max(h.score for h in self.ended[sentence])
 
     def _unended(self, position: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""

@@ -299,10 +299,9 @@ class Translator:
     def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
         loaded, sources = self.loaded, [line.source for line in group]
         src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
-        # Decoder and Ensemble have different types of state
-        decoder: Any = loaded.decoder
+        decoder: Any = loaded.decoder  # each kind of decoder has another type of state
         step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
-        with torch.inference_mode():
+        with torch.inference_mode(), decoder.lock:
             return search.run(step, decoder.begin(src), loaded.ids.bos)
 
     def _rules(self, group: Group) -> Rules:

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from conftest import needs_cuda, random_model
 from test_transformer import KINDS, NORMS, VARIANTS, assert_close, random_ids
 from torch import Tensor
 
-from mtrain.model import cpu
+from mtrain.model import cpu, recorded
 from mtrain.model.decoder import Decoder
 from mtrain.model.encoder import Encoder
+from mtrain.model.recorded import RecordedDecoder, decoder_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
 
+DECODERS = pytest.mark.parametrize("decoder_class", [Decoder, RecordedDecoder])
 
-def stepwise(model: Transformer, src: Tensor, tgt_in: Tensor) -> Tensor:
+
+@pytest.fixture(autouse=True)
+def replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine without CUDA, a graph is replayed by doing the work again."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(recorded, "record_graph", lambda work, device, pool: work)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+def stepwise(decoder: Any, src: Tensor, tgt_in: Tensor) -> Tensor:
     """Log-probabilities of every next token, decoded a position at a time."""
-    decoder = Decoder(model)
     state, rows = decoder.begin(src), []
     for column in tgt_in.unbind(1):
         log_probs, state = decoder.step(column, state)
-        rows.append(log_probs)
+        rows.append(log_probs.clone())
     return torch.stack(rows, 1)
 
 
+@DECODERS
 @KINDS
 @VARIANTS
 @torch.no_grad()
 def test_cached_steps_equal_the_full_forward(
-    norm: str, positions: str, tie: str, kind: type[Transformer]
+    norm: str, positions: str, tie: str, kind: type[Transformer], decoder_class: Any
 ) -> None:
-    model = random_model(norm=norm, positions=positions, tie_embeddings=tie, kind=kind)
-    src, tgt_in = random_ids(3, 6), random_ids(3, 40, seed=2)
-    src[0, 2:] = model.shape.pad_id
-    assert_close(stepwise(model, src, tgt_in), model(src, tgt_in).log_softmax(-1))
+    model = random_model(
+        norm=norm, positions=positions, tie_embeddings=tie, kind=kind, max_positions=40
+    )
+    for S in (6, 34):
+        src, tgt_in = random_ids(3, S), random_ids(3, 40, seed=2)
+        src[0, 2:] = model.shape.pad_id
+        found = stepwise(decoder_class(model), src, tgt_in)
+        assert_close(found, model(src, tgt_in).log_softmax(-1))
 
 
+@DECODERS
 @torch.no_grad()
-def test_cached_steps_cross_the_end_of_the_position_table() -> None:
+def test_cached_steps_cross_the_end_of_the_position_table(decoder_class: Any) -> None:
     model = random_model(num_encoder_layers=1, num_decoder_layers=1)
     src, tgt_in = random_ids(1, 5), random_ids(1, 530, seed=2)
     with torch.inference_mode():
-        found = stepwise(model, src, tgt_in)
+        found = stepwise(decoder_class(model), src, tgt_in)
     assert not model.sinusoids.is_inference()  # training may go on with them
     assert_close(found, model(src, tgt_in).log_softmax(-1))
 
@@ -55,15 +73,16 @@ def test_steps_with_packed_matrices_and_in_bf16_are_near_the_full_forward(
     model = random_model(norm=norm)
     src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
     expected = model(src, tgt_in).log_softmax(-1)
-    assert_close(stepwise(model, src, tgt_in), expected)
+    assert_close(stepwise(Decoder(model), src, tgt_in), expected)
     set_compute_dtype(model, torch.bfloat16)
-    assert_close(stepwise(model, src, tgt_in), expected, 0.2)
+    assert_close(stepwise(Decoder(model), src, tgt_in), expected, 0.2)
 
 
+@DECODERS
 @KINDS
 @torch.no_grad()
 def test_steps_do_not_read_memory_before_they_write_it(
-    kind: type[Transformer],
+    kind: type[Transformer], decoder_class: Any
 ) -> None:
     """Deterministic algorithms fill new tensors with NaN, which no weight of 0 hides."""
     model = random_model(kind=kind)
@@ -72,7 +91,7 @@ def test_steps_do_not_read_memory_before_they_write_it(
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
-        found = stepwise(model, src, tgt_in)
+        found = stepwise(decoder_class(model), src, tgt_in)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_close(found, expected)
@@ -96,13 +115,14 @@ def test_sources_of_any_length_are_encoded_as_in_the_full_forward(
         assert (bias.isfinite().sum((2, 3)) == real.sum(1, keepdim=True)).all()
 
 
+@DECODERS
 @torch.no_grad()
-def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
+def test_selected_hypotheses_go_on_with_their_own_past_and_source(decoder_class: Any) -> None:
     """Two sentences of three hypotheses each are reordered, then the first sentence leaves."""
     model = random_model()
     src = random_ids(2, 6)
     src[0, 4:] = model.shape.pad_id
-    decoder = Decoder(model)
+    decoder = decoder_class(model)
     state = decoder.begin(src)
     prefixes, owners = torch.full((2, 1), 2), torch.tensor([0, 1])
 
@@ -128,13 +148,14 @@ def test_selected_hypotheses_go_on_with_their_own_past_and_source() -> None:
     assert owners.tolist() == [1, 1, 1, 1]
 
 
+@DECODERS
 @torch.no_grad()
-def test_sentences_may_change_places_when_others_leave() -> None:
+def test_sentences_may_change_places_when_others_leave(decoder_class: Any) -> None:
     model = random_model()
     src, tgt_in = random_ids(5, 6), random_ids(5, 9, seed=2)
     src[3, 2:] = model.shape.pad_id
     expected = model(src, tgt_in).log_softmax(-1)
-    decoder, owners = Decoder(model), torch.arange(5)
+    decoder, owners = decoder_class(model), torch.arange(5)
     state = decoder.begin(src)
     for time, column in enumerate(tgt_in.unbind(1)):
         log_probs, state = decoder.step(column[owners], state)
@@ -143,6 +164,30 @@ def test_sentences_may_change_places_when_others_leave() -> None:
             kept = torch.tensor([4, 1, 3] if time == 2 else [1, 0])
             state, owners = state.select(kept, kept), owners[kept]
     assert owners.tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("max_graphs", [1, 9])
+@torch.no_grad()
+def test_a_step_is_recorded_once_for_each_size(
+    monkeypatch: pytest.MonkeyPatch, max_graphs: int
+) -> None:
+    monkeypatch.setattr(recorded, "MAX_GRAPHS", max_graphs)
+    record, sizes = recorded.record_graph, []
+
+    def count(work: Any, *others: Any) -> Any:
+        sizes.append(work)
+        return record(work, *others)
+
+    monkeypatch.setattr(recorded, "record_graph", count)
+    model = random_model(kind=Transformer)
+    decoder, recorded_so_far = RecordedDecoder(model), []
+    for B, S, T in ((5, 14, 30), (6, 12, 28), (5, 30, 30), (6, 16, 30)):
+        src, tgt_in = random_ids(B, S), random_ids(B, T, seed=B)
+        found = stepwise(decoder, src, tgt_in)
+        assert_close(found, model(src, tgt_in).log_softmax(-1))
+        recorded_so_far.append(len(sizes))
+    # memory grew for the longer targets of the first batch, and for the longer sources of the third
+    assert recorded_so_far == ([2, 4, 5, 7] if max_graphs == 1 else [2, 3, 4, 6])
 
 
 @needs_cuda
@@ -155,5 +200,7 @@ def test_a_gpu_computes_the_same(norm: str, positions: str, tie: str) -> None:
     expected = model(src, tgt_in)
     model.to("cuda")
     assert_close(model(src.cuda(), tgt_in.cuda()).cpu(), expected, 1e-4)
-    steps = stepwise(model, src.cuda(), tgt_in.cuda()).cpu()
-    assert_close(steps, expected.log_softmax(-1), 1e-4)
+    assert isinstance(decoder_of(model), RecordedDecoder)
+    for decoder_class in (Decoder, RecordedDecoder):
+        steps = stepwise(decoder_class(model), src.cuda(), tgt_in.cuda()).cpu()
+        assert_close(steps, expected.log_softmax(-1), 1e-4)

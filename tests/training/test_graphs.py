@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +67,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The CPU, behind as much of CUDA's interface as is used."""
 
     @contextmanager
-    def record(graph: FakeGraph, pool: object) -> Iterator[None]:
-        assert pool == "pool"
+    def record(graph: FakeGraph, pool: object, stream: object, **_: object) -> Iterator[None]:
+        assert (pool, stream) == ("pool", "stream of cpu")
         FakeGraph.recording = graph
         yield
         FakeGraph.recording = None
 
     fakes = {"graph_pool_handle": lambda: "pool", "CUDAGraph": FakeGraph, "graph": record}
+    fakes |= {"device": nullcontext, "Stream": "stream of {}".format}
     for name, fake in {**fakes, "synchronize": lambda device: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)

@@ -189,3 +189,29 @@ def test_auto_packs_on_cuda(
     for max_length, widths in ((300, [128, 192, 288, 300]), (128, [128]), (50, [50])):
         longer = load_config(configs["plain"], [f"data.max_length={max_length}"])
         assert machine.row_widths(longer) == (widths if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "possible", "expected"),
+    [
+        ("cuda", "model.d_model=512", True, True),
+        ("cuda", "model.d_model=512", False, False),
+        ("cuda", "model.d_model=256", True, False),
+        ("cuda", "model.d_model=256 train.compile=true", False, True),
+        ("cuda", "model.d_model=512 train.compile=false", True, False),
+        ("cuda", "model.d_model=512 train.packing=false", True, False),
+        ("cpu", "model.d_model=512 train.packing=true", True, False),
+    ],
+)
+def test_auto_compiles_large_layers_on_cuda(
+    configs: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    settings: str,
+    possible: bool,
+    expected: bool,
+) -> None:
+    monkeypatch.setattr(learner, "device_of", lambda name, ranks: torch.device(device))
+    monkeypatch.setattr(learner, "can_compile", lambda: possible)
+    config = load_config(configs["plain"], settings.split())
+    assert MachineSettings.of(config, Ranks(), Blocks(1)).compile is expected

@@ -1,0 +1,218 @@
+"""The decoder on CUDA, whose steps are recorded once for each size of batch and then replayed.
+
+The host needs 10 ms to launch the kernels of a step one by one, whatever the batch, and the GPU
+much less to run them. A recorded step reads and writes the same memory at each replay, so the
+caches have a fixed size: sentences, source lengths and target lengths are rounded up. Positions and
+sentences beyond those in use cost some arithmetic, but change no result.
+
+Shapes: as in `model.decoder`, but `B`, `S` and `T` are rounded, and `T` is one more than the number
+of positions that fit.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mtrain.model.decoder import (
+    Decoder,
+    StepBuffers,
+    keep_sentences,
+    log_probs_of,
+    split_layers,
+)
+from mtrain.model.encoder import VECTOR
+from mtrain.model.transformer import Transformer
+from mtrain.runtime.device import record_graph
+
+FEW = 16  # sentences; a step for fewer takes the GPU as long
+MAX_GRAPHS = 512  # in memory; each holds up to a megabyte of the GPU's
+
+
+class Size(NamedTuple):
+    """What a recorded step depends on."""
+
+    B: int
+    W: int
+    S: int
+    T: int
+
+
+class Memory(NamedTuple):
+    """What a step of one size reads and writes: the newest `tokens` (B, W), their `position`
+    (1, D), keys and values of the `source` (layers, 2, B, H, S, K) with `src_bias` (B, H, 1, S),
+    those of target positions, `past` (layers, 2, B, H, T, W, K), with `lineage` (B, W, T, W), both
+    biases as in `StepBuffers` and `DecoderState`, and `logits` (B, W, V). The first of the T
+    positions is always the newest: a recorded step cannot write to another place each time.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    source: Tensor
+    src_bias: Tensor
+    past: Tensor
+    lineage: Tensor
+    logits: Tensor
+
+
+def rounded(length: int, least: int = 1) -> int:
+    """Return the smallest power of two, or three quarters of one, that is at least both values."""
+    power = 1 << (max(length, least) - 1).bit_length()
+    return power * 3 // 4 if power >= 4 and power * 3 // 4 >= max(length, least) else power
+
+
+class RecordedState:
+    """The cache of `count` sentences, `width` hypotheses each, after `time` positions. It is that
+    of `decoder`, which has one such state at a time.
+    """
+
+    def __init__(self, decoder: "RecordedDecoder", size: Size, count: int) -> None:
+        self.decoder, self.size, self.count = decoder, size, count
+        self.width, self.time = 1, 0
+        self.memory = decoder.memory(size)
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> "RecordedState":
+        """Select hypotheses and sentences, as `DecoderState.select` does."""
+        memory, used, slots = self.memory, self.time + 1, self.size.W
+        lineage = memory.lineage[: self.count, : self.width, :used].flatten(0, 1)[rows]
+        if sentences is not None:
+            self.count = len(sentences)
+            keep_sentences(sentences, memory.past, memory.source)
+            memory.src_bias[: self.count] = memory.src_bias[sentences]
+        self.width = len(rows) // self.count
+        B, W = self.size.B, max(slots, self.width)
+        if FEW <= B // 4 >= self.count:
+            B //= 4
+        if (self.size.B, slots) != (B, W):
+            self.resize(self.size._replace(B=B, W=W))
+        lineage = lineage.view(self.count, self.width, used, slots)
+        self.memory.lineage[: self.count, : self.width, 1:used, :slots] = lineage[:, :, 1:]
+        return self
+
+    def resize(self, size: Size) -> None:
+        """Go on in the memory of another size, which shares its place with the present one."""
+        (B, _, _, _), (_, slots, _, _), used = size, self.size, self.time + 1
+        old = self.memory
+        source, src_bias = old.source[:, :, :B].clone(), old.src_bias[:B].clone()
+        past, lineage = old.past[:, :, :B, :, :used].clone(), old.lineage[:B, :, :used].clone()
+        self.size, self.memory = size, self.decoder.memory(size)
+        self.fill(source, src_bias)
+        self.memory.past[:, :, :, :, :used, :slots] = past
+        self.memory.lineage[:, :slots, 1:used, :slots] = lineage[:, :, 1:]
+
+    def fill(self, source: Tensor, src_bias: Tensor) -> None:
+        """Set the source, and forget all positions. Unused ones must be finite, as a weight of 0
+        does not hide NaN.
+        """
+        self.memory.source.copy_(source)
+        self.memory.src_bias.copy_(src_bias)
+        self.memory.tokens.zero_()
+        self.memory.past.zero_()
+        self.memory.lineage.fill_(float("-inf"))
+        self.memory.lineage[:, :, 0].diagonal(dim1=1, dim2=2).zero_()
+
+    def advance(self, tokens: Tensor, position: Tensor) -> Tensor:
+        """Return the logits (N, V) that follow tokens (N,) at a position (1, D)."""
+        memory = self.memory
+        memory.tokens[: self.count, : self.width] = tokens.reshape(self.count, self.width)
+        memory.position.copy_(position)
+        self.decoder.replay(self.size, memory)
+        self.time += 1
+        memory.past[..., self.time, :, :] = memory.past[..., 0, :, :]
+        memory.lineage[:, :, self.time] = memory.lineage[:, :, 0]
+        return memory.logits[: self.count, : self.width].flatten(0, 1)
+
+
+class RecordedDecoder:
+    """A `Decoder` whose steps are recorded. One search at a time may use it: hold `lock`."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.decoder, self.shape = Decoder(model), model.shape
+        self.lock = Lock()
+        self.storage: dict[str, Tensor] = {}  # of `Memory`, for the largest size so far
+        self.replays: dict[Size, Callable[[], None]] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def begin(self, src: Tensor) -> RecordedState:
+        """Encode sources: (B, S) -> state of B empty hypotheses."""
+        (count, S), shape = src.shape, self.shape
+        width = rounded(S, VECTOR)
+        if shape.positions == "learned":
+            width = min(width, shape.max_positions)
+        size = Size(rounded(count), 1, max(width, VECTOR), rounded(width * 3 // 2))
+        src = F.pad(src, (0, width - S), value=shape.pad_id)
+        src = torch.cat((src, src[:1].expand(size.B - count, -1)))
+        state = RecordedState(self, size, count)
+        state.fill(*self.decoder.encode_keys(src))
+        return state
+
+    def step(self, tokens: Tensor, state: RecordedState) -> tuple[Tensor, RecordedState]:
+        """Do as `Decoder.step`. The next step overwrites the result."""
+        logits, state = self.logits(tokens, state)
+        return log_probs_of(logits), state
+
+    def logits(self, tokens: Tensor, state: RecordedState) -> tuple[Tensor, RecordedState]:
+        """Do as `Decoder.logits`. The next step overwrites the result."""
+        if state.time + 1 == state.size.T:
+            state.resize(state.size._replace(T=2 * state.size.T))
+        return state.advance(tokens, self.decoder.position(state.time)), state
+
+    def memory(self, size: Size) -> Memory:
+        """Return the memory of this size, in the same place each time."""
+        (B, W, S, T), shape, model = size, self.shape, self.decoder.model
+        L, H, D = shape.num_decoder_layers, shape.num_heads, shape.d_model
+        shapes = {
+            "tokens": ((B, W), torch.int64),
+            "position": ((1, D), torch.float32),
+            "source": ((L, 2, B, H, S, D // H), model.attention_dtype),
+            "src_bias": ((B, H, 1, S), model.attention_dtype),
+            "past": ((L, 2, B, H, T, W, D // H), model.attention_dtype),
+            "lineage": ((B, W, T, W), model.attention_dtype),
+            "logits": ((B, W, shape.vocab_size), model.dtype),
+        }
+        return Memory(*(self._stored(name, *kind) for name, kind in shapes.items()))
+
+    def _stored(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return the first values of a tensor of `storage`, which is replaced if it is too small:
+        what was recorded with it is then recorded again.
+        """
+        count = math.prod(shape)
+        if name not in self.storage or self.storage[name].numel() < count:
+            self.forget()
+            self.storage[name] = self.decoder.embedding.new_empty(count * 3 // 2, dtype=dtype)
+        return self.storage[name][:count].view(shape)
+
+    def replay(self, size: Size, memory: Memory) -> None:
+        """Compute the logits of the tokens, and the keys and values of the newest position."""
+        if size not in self.replays:
+            if len(self.replays) == MAX_GRAPHS:
+                self.forget()
+            work, device = partial(self._compute, memory), memory.logits.device
+            self.replays[size] = record_graph(work, device, self.pool)
+        self.replays[size]()
+
+    def forget(self) -> None:
+        """Remove what was recorded; its pool ends with the last graph."""
+        self.replays.clear()
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def _compute(self, memory: Memory) -> None:
+        H, W = memory.past.shape[3], memory.past.shape[5]
+        buffers = StepBuffers(memory.source, memory.src_bias, W, W, memory.logits.dtype)
+        bias = memory.lineage.flatten(2)[:, None].expand(-1, H, -1, -1).flatten(0, 1)
+        past = split_layers(memory.past.flatten(4, 5), bias)
+        newest = memory.past[:, :, :, :, 0].unbind(0)
+        by_layer = zip(newest, past, buffers.sources, strict=True)
+        tokens, logits = memory.tokens.flatten(), memory.logits.flatten(0, 1)
+        self.decoder.compute(tokens, memory.position, buffers, by_layer, logits)
+
+
+def decoder_of(model: Transformer) -> Decoder | RecordedDecoder:
+    """Return the decoder that is fastest on the model's device."""
+    is_cuda = model.output.weight.device.type == "cuda"
+    return RecordedDecoder(model) if is_cuda else Decoder(model)
