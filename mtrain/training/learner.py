@@ -30,6 +30,7 @@ from mtrain.runtime.device import (
 )
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import UserError, first_line
+from mtrain.runtime.log import logger
 from mtrain.runtime.workers import available_threads
 from mtrain.training.gradients import (
     Blocks,
@@ -112,6 +113,7 @@ def threads_of(config: Config, ranks: Ranks) -> int:
 @contextmanager
 def _compiling() -> Iterator[None]:
     """Let torch compile, and turn its errors into a `UserError`."""
+    logger.info("compiling the model, which may take a minute")
     torch.compiler.set_stance("default")
     try:
         yield
