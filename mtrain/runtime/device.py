@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 # Parts of the messages of torch, oneDNN and the operating system when a CPU has too little memory:
 # these errors have no type that tells them from others.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "Cannot allocate memory")
+_recording = Lock()  # torch records only one CUDA graph at a time in a process
 
 
 def pick_device(name: str) -> torch.device:
@@ -112,6 +114,7 @@ def record_graph(work: Callable[[], object], device: torch.device, pool: Any) ->
     graph, stream = torch.cuda.CUDAGraph(), _recording_stream(device)
     try:
         with (
+            _recording,
             torch.cuda.device(device),
             torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
         ):

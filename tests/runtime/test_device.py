@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from threading import Barrier
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mtrain.runtime.device import compute_dtype, out_of_memory_as, pick_device
+from mtrain.runtime import device
+from mtrain.runtime.device import compute_dtype, out_of_memory_as, pick_device, record_graph
 from mtrain.runtime.errors import RefusedError, UserError
 
 
@@ -53,9 +60,36 @@ def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> N
     assert str(caught.value) == ("no memory for this" if is_lack else str(error))
 
 
+def test_models_in_several_threads_record_graphs_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Torch records only one graph at a time in a process."""
+    barrier, open_recordings = Barrier(4), []
+
+    @contextmanager
+    def record(graph: object, *_: object, **__: object) -> Iterator[None]:
+        assert not open_recordings
+        open_recordings.append(graph)
+        yield
+        open_recordings.clear()
+
+    fakes = {"CUDAGraph": lambda: SimpleNamespace(replay=None), "graph": record}
+    for name, fake in {**fakes, "device": nullcontext}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(device, "_recording_stream", lambda device: None)
+
+    def run(_: int) -> None:
+        barrier.wait()
+        record_graph(lambda: time.sleep(0.05), torch.device("cpu"), None)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == [None] * 4
+
+
 PRODUCT = """
 import torch
 from mtrain.model.cpu import packed_product
+from mtrain.runtime import device
 from mtrain.runtime.device import compute_dtype
 matrix = torch.ones(9, 9, dtype=torch.bfloat16)
 print(compute_dtype("auto", torch.device("cpu"), training=True))
