@@ -92,14 +92,13 @@ def set_up_cuda(device: torch.device) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def can_compile() -> bool:
-    """Whether CUDA's part of torch.compile finds what it needs: a GPU from Volta on, Triton, a C
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile finds what it needs for a CUDA device: a GPU from Volta on, Triton, a C
     compiler and the headers of Python.
     """
     names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
     return (
-        torch.cuda.is_available()
-        and torch.cuda.get_device_capability() >= (7, 0)
+        torch.cuda.get_device_capability(device) >= (7, 0)
         and find_spec("triton") is not None
         and any(map(shutil.which, names))
         and Path(sysconfig.get_path("include"), "Python.h").is_file()

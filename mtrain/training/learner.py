@@ -73,7 +73,7 @@ class MachineSettings:
         compiled = train.compile
         if compiled == "auto":
             is_worth_it = packing and config.model.d_model >= COMPILED_WIDTH
-            compiled = device.type == "cuda" and is_worth_it and can_compile()
+            compiled = device.type == "cuda" and is_worth_it and can_compile(device)
         # all pieces of a step, not just this rank's: the number of ranks must not change rounding
         pieces = blocks.micro_batches * max_pieces(train.max_tokens)
         return cls(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
 
@@ -16,7 +17,13 @@ import pytest
 import torch
 
 from mtrain.runtime import device
-from mtrain.runtime.device import compute_dtype, out_of_memory_as, pick_device, record_graph
+from mtrain.runtime.device import (
+    can_compile,
+    compute_dtype,
+    out_of_memory_as,
+    pick_device,
+    record_graph,
+)
 from mtrain.runtime.errors import RefusedError, UserError
 
 
@@ -58,6 +65,22 @@ def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> N
     with expected as caught, out_of_memory_as(lambda: "no memory for this"):
         raise error
     assert str(caught.value) == ("no memory for this" if is_lack else str(error))
+
+
+def test_a_gpu_that_torch_cannot_compile_for_is_found_by_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capabilities = {torch.device("cuda", 0): (6, 1), torch.device("cuda", 1): (8, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.get)
+    monkeypatch.setattr(device, "find_spec", lambda name: True)
+    monkeypatch.setattr(device, "Path", lambda *parts: Path(__file__))
+    for name, compiler, expected in (
+        ("cuda:0", sys.executable, False),
+        ("cuda:1", sys.executable, True),
+        ("cuda:1", "/none", False),
+    ):
+        monkeypatch.setenv("CC", compiler)
+        assert can_compile(torch.device(name)) is expected
 
 
 def test_models_in_several_threads_record_graphs_one_after_the_other(

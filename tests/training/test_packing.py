@@ -212,6 +212,6 @@ def test_auto_compiles_large_layers_on_cuda(
     expected: bool,
 ) -> None:
     monkeypatch.setattr(learner, "device_of", lambda name, ranks: torch.device(device))
-    monkeypatch.setattr(learner, "can_compile", lambda: possible)
+    monkeypatch.setattr(learner, "can_compile", lambda device: possible)
     config = load_config(configs["plain"], settings.split())
     assert MachineSettings.of(config, Ranks(), Blocks(1)).compile is expected
