@@ -6,7 +6,7 @@ vocabulary, `C` candidates per sentence.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,23 +51,13 @@ class Rules:
             positions, tokens = list(forced), list(forced.values())
             forced_values = log_probs[positions, :, tokens]
         if self.banned:
-            log_probs.index_fill_(2, self._banned_on(log_probs.device), float("-inf"))
+            log_probs.index_fill_(2, _as_tensor(self.banned, log_probs.device), float("-inf"))
         if 0 < self.no_repeat_ngram <= time:
             _ban_repeats(log_probs.flatten(0, 1), hypotheses, self.no_repeat_ngram)
         if forced:
             log_probs[positions] = float("-inf")
             log_probs[positions, :, tokens] = forced_values
         return log_probs
-
-    def _banned_on(self, device: torch.device) -> Tensor:
-        """Return the banned tokens; copied only once, as a copy to a GPU waits for its work."""
-        if device not in self._copies:
-            self._copies[device] = torch.tensor(self.banned, device=device)
-        return self._copies[device]
-
-    @cached_property
-    def _copies(self) -> dict[torch.device, Tensor]:
-        return {}
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
         """Return the only token that may follow, by position in `sentences`, where there is one."""
@@ -78,6 +68,12 @@ class Rules:
             elif self.prefixes is not None and time < len(self.prefixes[sentence]):
                 tokens[position] = self.prefixes[sentence][time]
         return tokens
+
+
+@cache
+def _as_tensor(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return ids on a device; copied only once, as a copy to a GPU waits for its work."""
+    return torch.tensor(ids, device=device)
 
 
 def _ban_repeats(log_probs: Tensor, hypotheses: Tensor, length: int) -> None:
