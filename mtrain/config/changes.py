@@ -21,7 +21,8 @@ FREE_KEYS = (
     "train.average_last",
 )
 # Settings of `train` that are compared after they are resolved for a machine, not as written.
-MACHINE_KEYS = ("device", "threads", "precision", "compile", "packing")
+# `compile` comes last: what its `auto` means depends on device and packing.
+MACHINE_KEYS = ("device", "threads", "precision", "packing", "compile")
 # Settings of `train` that are compared with the number of micro-batches per step in `run.json`.
 STEP_KEYS = ("accum_steps", "step_batches")
 

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any
@@ -833,6 +833,14 @@ def test_packing_stays_as_it_was(run: Path, was: bool) -> None:
     advice, other = ("true", "false") if was else ("false", "true")
     assert f"set train.packing: {advice}" in refusal(run, f"train.packing={other}")
     stop(run, 7, f"train.packing={advice}")
+
+
+def test_a_run_on_cuda_that_auto_would_now_pack_and_compile_needs_one_setting() -> None:
+    """Without packing, `auto` does not compile."""
+    now = learner.MachineSettings("cuda", 8, "bf16", compile=True, packing=True)
+    before = {**asdict(now), "compile": False, "packing": False}
+    with pytest.raises(RefusedError, match=r"to go on, set train\.packing: false"):
+        resume.check_machine(now, before, load_config(config_of_all()))
 
 
 @needs_bf16
