@@ -86,7 +86,7 @@ class RecordedState:
             memory.src_bias[: self.count] = memory.src_bias[sentences]
         self.width = len(rows) // self.count
         B, W = self.size.B, max(slots, self.width)
-        if FEW <= B // 4 >= self.count:
+        if max(FEW, self.count) <= B // 4:
             B //= 4
         if (self.size.B, slots) != (B, W):
             self.resize(self.size._replace(B=B, W=W))
@@ -96,10 +96,10 @@ class RecordedState:
 
     def resize(self, size: Size) -> None:
         """Go on in the memory of another size, which shares its place with the present one."""
-        (B, _, _, _), (_, slots, _, _), used = size, self.size, self.time + 1
-        old = self.memory
+        old, B, slots, used = self.memory, size.B, self.size.W, self.time + 1
         source, src_bias = old.source[:, :, :B].clone(), old.src_bias[:B].clone()
         past, lineage = old.past[:, :, :B, :, :used].clone(), old.lineage[:B, :, :used].clone()
+        del self.memory, old  # what is replaced is freed first
         self.size, self.memory = size, self.decoder.memory(size)
         self.fill(source, src_bias)
         self.memory.past[:, :, :, :, :used, :slots] = past
@@ -184,6 +184,7 @@ class RecordedDecoder:
         count = math.prod(shape)
         if name not in self.storage or self.storage[name].numel() < count:
             self.forget()
+            self.storage.pop(name, None)  # freed before more is allocated
             self.storage[name] = self.decoder.embedding.new_empty(count * 3 // 2, dtype=dtype)
         return self.storage[name][:count].view(shape)
 

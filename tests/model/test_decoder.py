@@ -9,11 +9,12 @@ import torch
 from conftest import needs_cuda, random_model
 from test_transformer import KINDS, NORMS, VARIANTS, assert_close, random_ids
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from mtrain.model import cpu, recorded
 from mtrain.model.decoder import Decoder
 from mtrain.model.encoder import Encoder
-from mtrain.model.recorded import RecordedDecoder, decoder_of
+from mtrain.model.recorded import Memory, RecordedDecoder, decoder_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
 
 DECODERS = pytest.mark.parametrize("decoder_class", [Decoder, RecordedDecoder])
@@ -188,6 +189,23 @@ def test_a_step_is_recorded_once_for_each_size(
         recorded_so_far.append(len(sizes))
     # memory grew for the longer targets of the first batch, and for the longer sources of the third
     assert recorded_so_far == ([2, 4, 5, 7] if max_graphs == 1 else [2, 3, 4, 6])
+
+
+@torch.no_grad()
+def test_memory_is_freed_before_larger_memory_takes_its_place() -> None:
+    decoder, living = RecordedDecoder(random_model(kind=Transformer)), list[StorageWeakRef]()
+
+    class Embedding(torch.nn.Parameter):
+        def new_empty(self, count: int, dtype: torch.dtype) -> Tensor:
+            assert sum(not storage.expired() for storage in living) < len(Memory._fields)
+            tensor = torch.empty(count, dtype=dtype)
+            living.append(StorageWeakRef(tensor.untyped_storage()))
+            return tensor
+
+    decoder.decoder.embedding = Embedding(decoder.decoder.embedding)
+    for B, S, T in ((2, 6, 30), (8, 34, 4)):
+        stepwise(decoder, random_ids(B, S), random_ids(B, T))
+    assert len(living) > 2 * len(Memory._fields)
 
 
 @needs_cuda
