@@ -115,6 +115,8 @@ def record_graph(work: Callable[[], object], device: torch.device, pool: Any) ->
         with (
             _recording,
             torch.cuda.device(device),
+            # current again even if recording fails, when `torch.cuda.graph` does not leave `stream`
+            torch.cuda.stream(torch.cuda.current_stream(device)),
             torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
         ):
             work()

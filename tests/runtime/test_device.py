@@ -97,7 +97,8 @@ def test_models_in_several_threads_record_graphs_one_after_the_other(
         open_recordings.clear()
 
     fakes = {"CUDAGraph": lambda: SimpleNamespace(replay=None), "graph": record}
-    for name, fake in {**fakes, "device": nullcontext}.items():
+    fakes |= {"device": nullcontext, "stream": nullcontext, "current_stream": id}
+    for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(device, "_recording_stream", lambda device: None)
 
@@ -112,7 +113,6 @@ def test_models_in_several_threads_record_graphs_one_after_the_other(
 PRODUCT = """
 import torch
 from mtrain.model.cpu import packed_product
-from mtrain.runtime import device
 from mtrain.runtime.device import compute_dtype
 matrix = torch.ones(9, 9, dtype=torch.bfloat16)
 print(compute_dtype("auto", torch.device("cpu"), training=True))

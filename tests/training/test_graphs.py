@@ -75,6 +75,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 
     fakes = {"graph_pool_handle": lambda: "pool", "CUDAGraph": FakeGraph, "graph": record}
     fakes |= {"device": nullcontext, "Stream": "stream of {}".format}
+    fakes |= {"stream": nullcontext, "current_stream": lambda device: None}
     for name, fake in {**fakes, "synchronize": lambda device: None}.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
