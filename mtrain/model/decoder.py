@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -101,21 +102,16 @@ class DecoderState:
 
 class StepBuffers:
     """Buffers for the newest tokens, and what changes only with B and W: keys and values of the
-    `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens, and
-    `slot_bias` (N, W'), which is 0 at a hypothesis's own slot; both are minus infinity elsewhere.
+    `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens and
+    minus infinity elsewhere, and biases for the cache, made when first needed.
     """
 
     def __init__(
         self, source: Tensor, src_bias: Tensor, W: int, slots: int, dtype: torch.dtype
     ) -> None:
         _, _, B, H, _, K = source.shape
-        self.W, self.source, self.src_bias = W, source, src_bias
+        self.B, self.W, self.slots, self.source, self.src_bias = B, W, slots, source, src_bias
         self.sources = list(split_layers(source, src_bias.flatten(0, 1)))
-        self.zero_bias = src_bias.new_zeros(1, 1, 1)
-        causal = src_bias.new_full((VECTOR, VECTOR), float("-inf")).triu_(1)
-        self.first_biases = causal[:, None, None].unbind(0)  # of each of the first positions
-        one_sentence = src_bias.new_full((W, slots), float("-inf")).fill_diagonal_(0.0)
-        self.slot_bias = one_sentence.repeat(B, 1)
         self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)  # query, key and value
         self.queries = self.projected[:, : H * K]
         heads = self.projected.view(B, W, 3, H, K).permute(2, 0, 3, 1, 4)
@@ -124,6 +120,23 @@ class StepBuffers:
         self.attended = source.new_empty(B * H, W, K)
         joined = self.attended.view(B, H, W, K).transpose(1, 2)
         self.joined = _reordered(joined, (B * W, H * K), dtype)
+
+    @cached_property
+    def zero_bias(self) -> Tensor:
+        """0, in the shape of a bias that is the same for all hypotheses and slots: (1, 1, 1)."""
+        return self.src_bias.new_zeros(1, 1, 1)
+
+    @cached_property
+    def first_biases(self) -> tuple[Tensor, ...]:
+        """For each of the first positions, 0 up to it, then minus infinity: each (1, 1, VECTOR)."""
+        causal = self.src_bias.new_full((VECTOR, VECTOR), float("-inf")).triu_(1)
+        return causal[:, None, None].unbind(0)
+
+    @cached_property
+    def slot_bias(self) -> Tensor:
+        """0 at a hypothesis's own slot, elsewhere minus infinity: (N, W')."""
+        one_sentence = self.src_bias.new_full((self.W, self.slots), float("-inf"))
+        return one_sentence.fill_diagonal_(0.0).repeat(self.B, 1)
 
 
 def _reordered(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
