@@ -48,7 +48,7 @@ def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
 
 
 @contextmanager
-def few_objects_to_collect() -> Iterator[None]:
+def _few_objects_to_collect() -> Iterator[None]:
     """Keep Python's garbage collector from looking at all objects that exist now again and again,
     for which it may stop all threads for 0.2 s.
     """
@@ -175,7 +175,7 @@ class Trainer:
         self._restart_clock()
         last_step = self.config.train.max_steps
         bar = progress_bar(last_step, "step", "training", self.progress.step)
-        with few_objects_to_collect(), bar:
+        with _few_objects_to_collect(), bar:
             while not self._is_finished():
                 started = time.monotonic()
                 norm, rate = self.take_step(stream)

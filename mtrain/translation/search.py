@@ -59,11 +59,15 @@ class Rules:
             log_probs[positions, :, tokens] = forced_values
         return log_probs
 
+    def is_last(self, sentence: int, time: int) -> bool:
+        """Whether a sentence's limit allows no token after the one at position `time`."""
+        return time + 1 >= self.max_lens[sentence]
+
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
         """Return the only token that may follow, by position in `sentences`, where there is one."""
         tokens = {}
         for position, sentence in enumerate(sentences):
-            if time + 1 >= self.max_lens[sentence]:
+            if self.is_last(sentence, time):
                 tokens[position] = self.eos_id
             elif self.prefixes is not None and time < len(self.prefixes[sentence]):
                 tokens[position] = self.prefixes[sentence][time]
@@ -186,11 +190,11 @@ class BeamSearch:
         """Return the positions of the sentences that are done, given the scores (B, C) of unended
         candidates.
         """
-        candidates = [i for i, sentence in enumerate(self.sentences) if self._may_be_done(sentence)]
-        if not candidates:
+        positions = [i for i, sentence in enumerate(self.sentences) if self._may_be_done(sentence)]
+        if not positions:
             return set()  # without waiting for the scores, which a GPU may still compute
         best_live = live.amax(1).tolist()
-        done = {i for i in candidates if self._is_done(self.sentences[i], best_live[i])}
+        done = {i for i in positions if self._is_done(self.sentences[i], best_live[i])}
         for position in done:
             if not self.ended[self.sentences[position]]:
                 self.ended[self.sentences[position]].append(self._unended(position))
@@ -211,10 +215,8 @@ class BeamSearch:
 
     def _may_be_done(self, sentence: int) -> bool:
         """Whether a sentence is at its limit or has enough ended hypotheses."""
-        return self._is_at_limit(sentence) or len(self.ended[sentence]) >= self.beam_size
-
-    def _is_at_limit(self, sentence: int) -> bool:
-        return self.hypotheses.shape[1] + 1 >= self.rules.max_lens[sentence]
+        is_last = self.rules.is_last(sentence, self.hypotheses.shape[1])
+        return is_last or len(self.ended[sentence]) >= self.beam_size
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
         """Whether a sentence that may be done is at its limit, or has no live hypothesis that is
@@ -222,7 +224,7 @@ class BeamSearch:
         stop too early, with a beam full of unlikely endings. A beam of 1 is greedy search, which
         ends with its first eos.
         """
-        if self.beam_size == 1 or self._is_at_limit(sentence):
+        if self.beam_size == 1 or self.rules.is_last(sentence, self.hypotheses.shape[1]):
             return True
         return best_live <= LIVE_MARGIN + max(h.score for h in self.ended[sentence])
 
@@ -259,13 +261,16 @@ class GreedySearch(BeamSearch):
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         log_probs = self.rules.apply(log_probs[:, None], self.hypotheses, self.sentences)
         _, tokens = _best_extensions(self.scores, log_probs, 1)
-        length, done = self.hypotheses.shape[1] + 1, set()
-        for position, (token,) in enumerate(tokens.tolist()):
-            sentence = self.sentences[position]
-            if token == self.rules.eos_id or length >= self.rules.max_lens[sentence]:
-                self.ended[sentence].append(Hypothesis(self.hypotheses[position].tolist(), 0.0))
-                done.add(position)
-        kept = self._drop(done)
+        rules, time = self.rules, self.hypotheses.shape[1]
+        done = [
+            position
+            for position, (token,) in enumerate(tokens.tolist())
+            if token == rules.eos_id or rules.is_last(self.sentences[position], time)
+        ]
+        if done:
+            for position, ids in zip(done, self.hypotheses[done].tolist(), strict=True):
+                self.ended[self.sentences[position]].append(Hypothesis(ids, 0.0))
+        kept = self._drop(set(done))
         if kept is not None:
             self.scores, tokens = self.scores[kept], tokens[kept]
             self.hypotheses = self.hypotheses[kept]
