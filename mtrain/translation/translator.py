@@ -258,24 +258,21 @@ class Translator:
 
     def _batches(self, sources: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Return batches of indices of sources, similar in length and within the token budget,
-        longest first. A small number of batches is split further, so that all CPU cores finish at
-        about the same time.
+        longest first. Their number is a multiple of the batches searched at a time, and they are
+        about equally large, so that all CPU cores finish at about the same time.
         """
         lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
         width = self.samples if self.decode.sample else self.decode.beam_size
-        budget = max(1, self.decode.batch_tokens // width)
-        split = partial(batch_by_length, lengths)
-        batches, total = split(budget), int(lengths.sum())
+        budget, total = max(1, self.decode.batch_tokens // width), int(lengths.sum())
         # with `threads` given, batches must not depend on the machine
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
-        is_enough = total * width >= MIN_TOKENS_PER_THREAD * at_once
-        if at_once > 1 and is_enough and len(batches) <= 2 * at_once:
-            count = at_once * math.ceil(len(batches) / at_once)
-            lowest = min(budget, max(1, total // count))
-            batches = split(
-                _smallest_budget(lambda tokens: len(split(tokens)), count, lowest, budget)
-            )
-        return batches[::-1]
+        if total * width < MIN_TOKENS_PER_THREAD * at_once:
+            at_once = 1
+        split = partial(batch_by_length, lengths)
+        count = at_once * math.ceil(len(split(budget)) / at_once)
+        lowest = min(budget, max(1, total // max(1, count)))
+        smallest = _smallest_budget(lambda tokens: len(split(tokens)), count, lowest, budget)
+        return split(smallest)[::-1]
 
     def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
         """Return the hypotheses of each line by beam search, best first."""

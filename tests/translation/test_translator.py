@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,8 @@ def test_the_longest_lines_are_translated_first(translator: Translator) -> None:
     assert all(a.min() >= b.max() for a, b in pairwise(in_turn))
 
 
-@pytest.mark.parametrize("lines", [140, 200, 300])
-def test_a_few_batches_give_all_threads_the_same_work(
+@pytest.mark.parametrize("lines", [140, 200, 300, 2000])
+def test_batches_give_all_threads_the_same_work(
     translator: Translator, threads: int, lines: int
 ) -> None:
     """Each sentence is in one batch, none of which is above the budget."""
@@ -146,6 +146,7 @@ def test_a_few_batches_give_all_threads_the_same_work(
     work = [len(batch) * max(len(rows[i]) + 1 for i in batch) for batch in batches]
     assert sorted(np.concatenate(batches)) == list(range(lines))
     assert len(batches) % threads == 0
+    assert min(work[:-1]) >= 0.5 * max(work)
     assert max(work) <= min(1200, 1.2 * sum(work) / len(work))
 
 
@@ -190,15 +191,14 @@ def test_overlapping_calls_leave_the_number_of_threads(
 
 def test_a_stop_cancels_the_waiting_batches(translator: Translator, threads: int) -> None:
     small = with_decode(translator, batch_tokens=1)
-    searched, stopped = [], threading.Event()
+    searched, stopped, calls = [], threading.Event(), count()
 
     class StoppedError(Exception):
         pass
 
     def search(sources: list[Any], scored: bool) -> list[list[Hypothesis]]:
         searched.append(sources)
-        # all batches but the first ones wait for the stop
-        if len(searched) > threads:
+        if next(calls) >= threads:  # all batches but the first ones wait for the stop
             stopped.wait(10)
         return [[Hypothesis([], 0.0)] for _ in sources]
 
