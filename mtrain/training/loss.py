@@ -76,7 +76,9 @@ class _Projected(FusedLoss):
         smallest = torch.finfo(sum_dtype).tiny
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None
-        weight_grad = torch.zeros_like(weight, dtype=sum_dtype) if differentiate else None
+        # gradient of `uniform_sum`; the loop adds the rest
+        shares = hidden.sum(0, dtype=sum_dtype) * (-smoothing / len(weight))
+        weight_grad = shares.repeat(len(weight), 1) if differentiate else None
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
             target = torch.arange(count, device=targets.device), targets[start : start + count]
@@ -84,31 +86,38 @@ class _Projected(FusedLoss):
             if count < rows:
                 part = F.pad(part, (0, 0, 0, rows - count))
             logits = F.linear(part, matrix)
-            probs = logits.softmax(-1)
+            logit = logits[target]
             # ten times faster on CPUs than log_softmax; a probability of 0 counts as 87 nats, with
             # the right gradient
+            probs = torch.softmax(logits, -1, out=logits)  # in place, which saves memory and time
             prob = probs[target].to(sum_dtype)
             nll = -prob.clamp(min=smallest).log()
-            uniform = nll + logits[target] - part[:count].to(sum_dtype) @ mean_row
+            uniform = nll + logit - part[:count].to(sum_dtype) @ mean_row
             if real is not None:
                 mask = real[start : start + count]
                 nll, uniform = nll * mask, uniform * mask
             nll_sum += nll.sum()
             uniform_sum += uniform.sum()
             if hidden_grad is not None and weight_grad is not None:
-                # subtract 1 - eps at the target; eps / V of all entries is subtracted at the end
+                # subtract 1 - eps at the target; eps / V of all entries is subtracted elsewhere
                 probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
-                weight_grad += probs.t() @ part  # rows of padding are 0
+                _add_product(weight_grad, probs.t(), part)  # rows of padding are 0
         if hidden_grad is not None and real is not None:
             hidden_grad *= real[:, None]
         loss_sum = (1 - smoothing) * nll_sum + smoothing * uniform_sum
-        if weight_grad is not None:
-            weight_grad -= smoothing / len(weight) * hidden.sum(0, dtype=sum_dtype)
         ctx.save_for_backward(hidden_grad, weight_grad)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add the product of two matrices to `total`, which may have a wider type than they have."""
+    if total.dtype == right.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 class ConsistencyLoss(NamedTuple):
@@ -172,7 +181,7 @@ class _Consistency(FusedLoss):
                 for grad, state, logit_grad in zip(grads, states, logit_grads, strict=True):
                     logit_grad = logit_grad.to(matrix.dtype)
                     grad[part] = (logit_grad @ matrix)[:count]
-                    weight_grad += logit_grad.t() @ state
+                    _add_product(weight_grad, logit_grad.t(), state)
         ctx.save_for_backward(*grads, weight_grad)
         ctx.weight_dtype = weight.dtype
         loss, nll, divergence = sums.unbind()
