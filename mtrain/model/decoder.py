@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mtrain.model.encoder import VECTOR, Encoder, InferenceLayer, norm_function
 from mtrain.model.transformer import DecoderLayer, Parts, Transformer, attend_step
+from mtrain.runtime.device import as_output
 
 KeysValuesBias = tuple[Tensor, Tensor, Tensor]  # as `attend_step` takes them
 Caches = tuple[Tensor, KeysValuesBias, KeysValuesBias]  # of a layer: see `DecoderState.by_layer`
@@ -254,9 +255,9 @@ class Decoder:
 
 
 def log_probs_of(logits: Tensor) -> Tensor:
-    """Return log-probabilities in fp32: (N, V) -> (N, V). Logits in fp32 are overwritten."""
+    """Return log-probabilities in fp32: (N, V) -> (N, V). Logits in fp32 may be overwritten."""
     logits = logits.float()
-    return torch.log_softmax(logits, -1, out=logits)
+    return torch.log_softmax(logits, -1, out=as_output(logits))
 
 
 class EnsembleState(tuple[Any, ...]):

@@ -133,6 +133,13 @@ def _recording_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+def as_output(x: torch.Tensor) -> torch.Tensor | None:
+    """Return `x` as the output of a softmax of its rows, or None (a new tensor) for MPS, whose
+    kernels may not read and write the same memory.
+    """
+    return None if x.device.type == "mps" else x
+
+
 def seed_device(device: torch.device, seed: int) -> None:
     """Seed the random generator of a device. On CUDA this avoids `torch.manual_seed`, which takes a
     millisecond or two to seed all kinds of devices.

@@ -16,11 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mtrain.runtime.device import as_output
+
 # Logits per chunk, which bounds memory: a CPU is fastest within its cache, a GPU needs work for
 # all its cores.
 CHUNK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 28}
 CHUNK_ROWS = 512  # rows of logits that a chunk may always have
-ROW_MULTIPLE = 32  # of a chunk's rows: oneDNN generates code for each number of rows
+ROW_MULTIPLE = 32  # of a chunk's rows; see `_padded`
 
 
 class Loss(NamedTuple):
@@ -47,12 +49,14 @@ class FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the saved gradients; the remaining arguments of `forward` have none."""
+        """Scale the saved gradients, in place; the remaining arguments of `forward` have none."""
         scale = grads[0]
-        *saved, weight_grad = ctx.saved_tensors
-        state_grads = [grad * scale.to(grad.dtype) for grad in saved]
+        *state_grads, weight_grad = ctx.saved_tensors
+        for grad in state_grads:
+            grad *= scale.to(grad.dtype)
+        weight_grad *= scale
         without_grad = len(ctx.needs_input_grad) - len(state_grads) - 1
-        return *state_grads, (weight_grad * scale).to(ctx.weight_dtype), *[None] * without_grad
+        return *state_grads, weight_grad.to(ctx.weight_dtype), *[None] * without_grad
 
 
 class _Projected(FusedLoss):
@@ -82,14 +86,12 @@ class _Projected(FusedLoss):
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
             target = torch.arange(count, device=targets.device), targets[start : start + count]
-            part = hidden[start : start + count]
-            if count < rows:
-                part = F.pad(part, (0, 0, 0, rows - count))
+            part = _padded(hidden[start : start + count], rows, hidden.dtype)
             logits = F.linear(part, matrix)
             logit = logits[target]
             # ten times faster on CPUs than log_softmax; a probability of 0 counts as 87 nats, with
             # the right gradient
-            probs = torch.softmax(logits, -1, out=logits)  # in place, which saves memory and time
+            probs = torch.softmax(logits, -1, out=as_output(logits))  # saves memory and time
             prob = probs[target].to(sum_dtype)
             nll = -prob.clamp(min=smallest).log()
             uniform = nll + logit - part[:count].to(sum_dtype) @ mean_row
@@ -172,9 +174,9 @@ class _Consistency(FusedLoss):
         for start in range(0, len(view1), rows):
             count = min(rows, len(view1) - start)
             part = slice(start, start + count)
-            states = [_padded(view[part], rows) for view in (view1, view2)]
-            target = _padded(targets[part], rows)
-            mask = _padded(real[part], rows).to(sum_dtype)
+            padded = [_padded(x[part], rows, view1.dtype) for x in (view1, view2, targets, real)]
+            *states, target, mask = padded
+            mask = mask.to(sum_dtype)
             chunk_sums, logit_grads = _chunk(states, matrix, target, mask, smoothing, alpha)
             sums += chunk_sums
             if weight_grad is not None:
@@ -189,9 +191,11 @@ class _Consistency(FusedLoss):
         return loss, nll, divergence
 
 
-def _padded(values: Tensor, rows: int) -> Tensor:
-    """Append rows of zeros to (n, ...) up to `rows` rows."""
-    missing = rows - len(values)
+def _padded(values: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """Append rows of zeros to (n, ...) up to `rows` rows if products are computed in bf16: oneDNN
+    generates code for each number of rows.
+    """
+    missing = rows - len(values) if dtype == torch.bfloat16 else 0
     return F.pad(values, (0, 0) * (values.dim() - 1) + (0, missing)) if missing else values
 
 
@@ -229,7 +233,7 @@ def _log_probs(logits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunk_rows(count: int, width: int, device: str) -> int:
-    """Return the rows of each chunk of `count` rows of `width` logits; the last chunk is padded."""
+    """Return the rows of each chunk of `count` rows of `width` logits; the last may have fewer."""
     max_rows = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // width)
     chunks = max(1, math.ceil(count / max_rows))
     return ROW_MULTIPLE * max(1, math.ceil(count / chunks / ROW_MULTIPLE))
