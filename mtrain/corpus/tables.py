@@ -304,6 +304,8 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
         reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
         options |= _csv_options(corpus) if reader == "csv" else {}
         return datasets.load_dataset(reader, data_files=files, **options)
+    if name.startswith(("/", ".")):
+        raise UserError(f"dataset {name}: no such directory: {(root / name).absolute()}")
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
             f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "

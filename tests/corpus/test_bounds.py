@@ -328,6 +328,13 @@ def test_a_reader_is_no_dataset(tmp_path: Path, name: str, monkeypatch: pytest.M
         list(read_pairs(corpus, Reading()))
 
 
+@pytest.mark.parametrize("name", ["./set", "../set", "{}/set"])
+def test_a_missing_folder_is_no_dataset_of_the_hub(tmp_path: Path, name: str) -> None:
+    corpus = HubCorpus(dataset=name.format(tmp_path), split="train", src="a", tgt="b")
+    with pytest.raises(UserError, match=r"set: no such directory: /.*/set$"):
+        list(read_pairs(corpus, Reading(tmp_path)))
+
+
 def test_a_folder_of_pickles_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "set").mkdir()
