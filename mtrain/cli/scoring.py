@@ -145,7 +145,12 @@ def _check_eval_inputs(
         )
 
 
-@options.with_options({name: options.SEARCH[name] for name in ("batch_tokens", "tag")})
+@options.with_options(
+    {
+        "batch_tokens": (int, value("N", "Largest batch: padded tokens per side.", min=1)),
+        "tag": options.SEARCH["tag"],
+    }
+)
 def score(
     source: Annotated[Path, file("Source text.", "--source", "-s")],
     target: Annotated[Path, file("Its translation, line by line.", "--target", "-t")],

@@ -56,7 +56,9 @@ class Scorer:
         batches = batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens)
         for indices in batches[rank::num_ranks]:
             self.loaded.check_stop()
-            message = partial(out_of_memory_message, len(indices), int(lengths[indices].max()))
+            size = len(indices), int(lengths[indices].max())
+            lower = "decode.batch_tokens (--batch-tokens)"
+            message = partial(out_of_memory_message, *size, lower)
             with out_of_memory_as(message):
                 nll = self._batch_nll([(src[i], tgt[i]) for i in indices])
             result[torch.from_numpy(indices)] = nll

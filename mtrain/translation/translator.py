@@ -383,9 +383,13 @@ def _min_risk(hypotheses: list[Translation]) -> Translation:
     return hypotheses[min_risk_index([h.text for h in hypotheses], [h.score for h in hypotheses])]
 
 
-def out_of_memory_message(num_lines: int, longest: int) -> str:
-    """Return the message for a batch that does not fit into memory."""
-    return (
-        f"out of memory on {num_lines} lines of up to {longest} tokens; free memory, or lower "
-        "decode.batch_tokens or decode.beam_size (--batch-tokens, --beam-size)"
-    )
+def out_of_memory_message(
+    num_lines: int,
+    longest: int,
+    lower: str = "decode.batch_tokens or decode.beam_size (--batch-tokens, --beam-size)",
+) -> str:
+    """Return the message for a batch that does not fit into memory; `lower` names the settings to
+    lower.
+    """
+    lines = f"{num_lines} lines of up to {longest} tokens"
+    return f"out of memory on {lines}; free memory, or lower {lower}"

@@ -536,5 +536,6 @@ def test_out_of_memory_errors_say_what_to_lower(
         "embed": translator.best,
         "hidden": lambda lines: Scorer(translator.loaded).score(lines, lines),
     }
-    with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens"):
+    with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens") as caught:
         use[method](lines)
+    assert ("--beam-size" in str(caught.value)) == (method == "embed")  # `score` has no beam
