@@ -101,7 +101,8 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     if not is_stored:  # earlier versions allowed these settings, and their runs must load
         conflicts += _language_conflicts(config.data)
         if config.train.consistency is None and config.train.cutoff != TrainConfig().cutoff:
-            conflicts.append(("train.cutoff", "is for train.consistency, which is off"))
+            text = "is for train.consistency, which is off; set that, too, or remove train.cutoff"
+            conflicts.append(("train.cutoff", text))
         for key, corpus in config.data.corpora.items():
             if corpus.tag and corpus.tag.isalnum():
                 text = "%s.tag: %s becomes a piece wherever text contains it; did you mean <%s>?"
@@ -119,7 +120,8 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     """Yield key and message of each conflict between settings that are valid by themselves."""
     model, train, data = config.model, config.train, config.data
     if model.d_model % model.num_heads:
-        yield "model.num_heads", f"{model.num_heads} does not divide d_model {model.d_model}"
+        text = f"{model.num_heads} does not divide d_model {model.d_model}; change one of the two"
+        yield "model.num_heads", text
     if model.positions == "sinusoidal" and model.d_model % 2:
         yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
     for symbol, times in Counter(config.tokenizer.user_symbols).items():
@@ -131,11 +133,12 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         yield (
             "train.max_tokens",
             f"{train.max_tokens} is below data.max_length {data.max_length}: "
-            "the longest pair would not fit into a batch",
+            "the longest pair would not fit into a batch; raise train.max_tokens, or lower "
+            "data.max_length",
         )
     if train.valid_every % train.save_every:
         text = f"{train.valid_every} is not a multiple of train.save_every {train.save_every}"
-        yield "train.valid_every", text
+        yield "train.valid_every", f"{text}; change one of the two"
     if train.init_vocabulary == "own" and train.init_from is None:
         yield "train.init_vocabulary", "own needs a model to start from; set init_from"
     if (total := sum(train.augment.model_dump().values())) > 1 + 1e-9:

@@ -294,7 +294,7 @@ MISTAKES = [
     ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
     ("train {config} --json", 2, ["--json: needs --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
-    ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off"]),
+    ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off; set"]),
     ("check", 2, ["no config is given; give it as the first argument or by -c/--config"]),
     ("verify {run} -m {run}", 2, ["-m/--model: given twice"]),
     (
