@@ -169,7 +169,7 @@ class FileCorpus(Entry):
 
 
 class HubCorpus(Entry):
-    """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON lines or CSV files."""
+    """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON, CSV or Arrow files."""
 
     dataset: DatasetName
     """name on the Hugging Face hub, or a local folder"""

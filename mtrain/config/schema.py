@@ -65,7 +65,7 @@ class DataConfig(Section):
     allow_overlap: bool = False
     """train even if nine in ten pairs of a scored set are in train"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
-    """processes that tokenize large corpora; 1: no additional ones"""
+    """processes that tokenize large corpora; auto: one per core; 1: no additional ones"""
 
     @property
     def available_train(self) -> list[Corpus]:
@@ -204,7 +204,7 @@ class AugmentConfig(Section):
     typos: UnitInterval = 0.0
     """make typing errors in the source"""
     numbers: UnitInterval = 0.0
-    """replace numbers that both sides have by the same other numbers"""
+    """replace numbers that both sides have, except 0 and 1, by the same other numbers"""
 
 
 class TrainConfig(Section):
@@ -269,13 +269,13 @@ class TrainConfig(Section):
     save_every: Positive = 1000
     """steps between scheduled checkpoints"""
     keep_checkpoints: Positive = 5
-    """number of newest checkpoints to keep, in addition to the best"""
+    """number of newest checkpoints to keep, in addition to the best; at least average_last"""
     patience: NotNegative = 10
     """stop after this many validations without a better score; 0: off"""
     metric: Literal["bleu", "chrf", "nll", "command"] = "bleu"
     """score that chooses the best model: bleu, chrf, nll, or command, for train --metric-command"""
     average_last: NotNegative = 5
-    """number of newest checkpoints that are averaged at the end; 0: off"""
+    """number of newest checkpoints that are averaged at the end; 0 or 1: none"""
 
     def micro_batches(self, ranks: int) -> int:
         """Return the micro-batches per step of a run that starts with a number of ranks."""
