@@ -102,6 +102,9 @@ TimeLimit = Annotated[
 ]
 Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
 RunDirectory = Annotated[Path | None, path("RUN", "Run directory.", autocompletion=completion.runs)]
+RunOrCheckpoint = Annotated[
+    Path | None, path("RUN", "Run or checkpoint directory.", autocompletion=completion.runs)
+]
 Model = Annotated[Path | None, model("The same as RUN.")]
 Models = Annotated[list[Path] | None, model("The same as RUN. Repeat it for an ensemble.")]
 RunAndTexts = Annotated[
@@ -152,7 +155,10 @@ SEARCH: dict[str, tuple[Any, Any]] = {
     "no_repeat_ngram": (int, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
     "batch_tokens": (int, value("N", "Largest batch: padded source tokens x beam size.", min=1)),
     "tag": (str, value("TEXT", "Tag to put before each source; the model must know it.")),
-    "mbr": (int, value("N", "Choose the best of N hypotheses or samples.", min=2, max=1000)),
+    "mbr": (
+        int,
+        value("N", "Choose from N hypotheses or samples by minimum Bayes risk.", min=2, max=1000),
+    ),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {
     "sample": (bool, flag("Sample at random instead of searching.", "--sample")),

@@ -33,7 +33,10 @@ def report(
     ] = None,
     text: Annotated[
         list[str] | None,
-        value("TEXT", "Sentence to draw attention for; default: some of the validation set."),
+        value(
+            "TEXT",
+            "Sentence to draw attention for; default: some of the validation set. Repeatable.",
+        ),
     ] = None,
     check: Annotated[
         bool, flag("Include the findings of `mtrain check`.", "--check/--no-check")
@@ -53,7 +56,7 @@ def report(
 
 
 def verify(
-    run: options.RunDirectory = None,
+    run: options.RunOrCheckpoint = None,
     model: options.Model = None,
     json_: options.Json = False,
 ) -> None:
@@ -89,7 +92,12 @@ def average(
     model: options.Model = None,
     last: Annotated[
         int | None,
-        value("N", "Average the N newest checkpoints; default: as train.average_last.", min=1),
+        value(
+            "N",
+            "Average the N newest checkpoints; default: train.average_last, or if that is 0, "
+            "train.keep_checkpoints.",
+            min=1,
+        ),
     ] = None,
     json_: options.Json = False,
 ) -> None:

@@ -76,7 +76,11 @@ def init(
     valid_tgt: Annotated[Path | None, file("Target text of the validation set.")] = None,
     hold_out: Annotated[
         int | None,
-        value("N", "Hold out N pairs for validation; default: only without a valid.en.", min=1),
+        value(
+            "N",
+            "Hold out N pairs for validation; default: 2 % (200 to 1,000) without a valid.en.",
+            min=1,
+        ),
     ] = None,
     json_: options.Json = False,
 ) -> None:

@@ -141,7 +141,12 @@ def attention(
     ] = None,
     target: Annotated[
         str | None,
-        value("TEXT", "Show this translation instead (with `--input`: a file).", "--target", "-t"),
+        value(
+            "TEXT",
+            "Translation to show, instead of the model's; with `--input`: a file.",
+            "--target",
+            "-t",
+        ),
     ] = None,
     kind: Annotated[
         list[Kind] | None,
