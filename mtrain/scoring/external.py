@@ -60,23 +60,31 @@ class ExternalMetric:
 
     def _run(self, text: bytes, check: Callable[[], None]) -> tuple[str, str, int]:
         """Return what the program prints to stdout and stderr, and its exit code."""
-        # files, since a process that the program leaves behind would keep pipes open
-        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
-            code = self._wait(text, (printed, errors), check)
+        # files, since a process that the program leaves behind would keep pipes open, and since
+        # `Popen.communicate` forgets the text that a program has not read when its time runs out
+        with (
+            tempfile.TemporaryFile() as given,
+            tempfile.TemporaryFile() as printed,
+            tempfile.TemporaryFile() as errors,
+        ):
+            given.write(text)
+            given.seek(0)
+            code = self._wait((given, printed, errors), check)
             return _end_of(printed), _end_of(errors), code
 
     def _wait(
-        self, text: bytes, outputs: tuple[IO[bytes], IO[bytes]], check: Callable[[], None]
+        self, streams: tuple[IO[bytes], IO[bytes], IO[bytes]], check: Callable[[], None]
     ) -> int:
-        """Run the program and return its exit code."""
+        """Run the program with these standard streams and return its exit code."""
+        stdin, stdout, stderr = streams
         deadline = time.monotonic() + self.timeout
         environment = {name: value for name, value in os.environ.items() if name not in HIDDEN}
         try:
             process = subprocess.Popen(
                 self.words,
-                stdin=subprocess.PIPE,
-                stdout=outputs[0],
-                stderr=outputs[1],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
                 env=environment,
                 start_new_session=True,  # a signal reaches it through `check`, with its children
             )
@@ -84,18 +92,16 @@ class ExternalMetric:
             raise self._failure(f"cannot be started: {error.strerror}") from None
         with process, ExitStack() as unfinished:
             unfinished.callback(_kill, process)
-            stdin: bytes | None = text
             while True:
                 try:
-                    process.communicate(stdin, WAIT)
+                    process.wait(WAIT)
                     break
                 except subprocess.TimeoutExpired:
-                    stdin = None  # the next call continues with the rest of the text
                     check()
                     if time.monotonic() > deadline:
                         message = f"took longer than --metric-timeout {self.timeout:g}"
                         raise self._failure(message) from None
-                    if max(os.fstat(file.fileno()).st_size for file in outputs) > MAX_PRINTED:
+                    if max(os.fstat(file.fileno()).st_size for file in streams[1:]) > MAX_PRINTED:
                         raise self._failure(f"printed more than {MAX_PRINTED:,} bytes") from None
             unfinished.pop_all()
         return process.returncode

@@ -37,6 +37,12 @@ def test_much_text_and_many_messages_block_nobody() -> None:
     assert score("print(7)") == 7  # without reading
 
 
+def test_a_program_that_starts_slowly_gets_all_text() -> None:
+    rows = [("a" * 100, "b" * 100, "c" * 100)] * 10_000  # far more than a pipe holds
+    code = "import sys, time; time.sleep(1); print(len(sys.stdin.read()))"
+    assert ExternalMetric(program(code), 20).score(rows, lambda: None) == 303 * 10_000
+
+
 def test_a_process_that_is_left_behind_is_not_waited_for() -> None:
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', '{}']); print(1.5)"
     assert score(child.format("import time; time.sleep(8)"), timeout=5) == 1.5
