@@ -146,9 +146,16 @@ def test_the_options_of_a_document_exist(document: str) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_the_links_of_a_document_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-        if "://" not in target:
-            assert ((ROOT / document).parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!\w+://)([^)#]+)#?([^)]*)\)", text):
+        path = (ROOT / document).parent / target
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors of the titles of a document, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_readme_is_one_page() -> None:
