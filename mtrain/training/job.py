@@ -205,7 +205,7 @@ class Job:
         self.step_batches = self.ranks.from_rank_0(self._find_step_batches, NUMBER)
         _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
         self.ranks.check_same(json.dumps(self.command), OPTION)
-        if refused := _metric_mismatch(self.config, self.command, self.config_file):
+        if refused := _metric_mismatch(self.config, self.command):
             raise self.ranks.mark_shared(RefusedError(refused))
 
     def _record_refusal(self, error: RefusedError) -> None:
@@ -322,14 +322,13 @@ class Job:
             self.run.set_status(state, step, str(failure), failure.exit_code)
 
 
-def _metric_mismatch(config: Config, command: str | None, config_file: Path | None) -> str | None:
+def _metric_mismatch(config: Config, command: str | None) -> str | None:
     """Return why the metric contradicts `--metric-command`, or None."""
     metric = config.train.metric
     if metric == "command" and command is None:
-        usage = f"mtrain train -c {config_file or 'FILE'} {OPTION} 'PROGRAM ARGUMENTS'"
         return (
             "train.metric: command: the program is named on the command line, never in a config; "
-            f"type {usage}"
+            f"add {OPTION} 'PROGRAM ARGUMENTS' to the command"
         )
     if metric != "command" and command is not None:
         text = f"{OPTION}: the metric of this config is {metric}"

@@ -141,7 +141,7 @@ def test_the_program_is_named_on_the_command_line_alone(
     config, run = tiny_config(**settings), tmp_path / "run"
     refused = run_mtrain("train", "-c", config)
     assert refused.returncode == 2
-    usage = f"type mtrain train -c {config} --metric-command 'PROGRAM ARGUMENTS'"
+    usage = "add --metric-command 'PROGRAM ARGUMENTS' to the command"
     assert usage in refused.stderr
     assert not run.exists()
     named = run_mtrain("train", "-c", config, "--set", "train.metric_command=touch /tmp/x")
