@@ -371,7 +371,7 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     option("--model", help="run directory: measure only translation, with its model")
     option("--peer", action="store_true", help="with --model: also CTranslate2; on the CPU in fp32")
     option("--busy", action="store_true", help="also measure training while one core is kept busy")
-    option("--beam-size", type=int, default=5, help="beam besides greedy search (default: 5)")
+    option("--beam-size", type=int, default=5, help="beam size of the second search (default: 5)")
     option("--lines", type=int, default=1000, help="lines to translate (default: 1000)")
     option("--src", help="source text (default: made-up text; with --model, the phrasebook)")
     option("--tgt", help="target text for training")

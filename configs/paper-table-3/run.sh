@@ -1,8 +1,8 @@
 #!/bin/sh
-# The rows of table 3 of "Attention Is All You Need", all trained on the same batches, and their table.
+# Train the rows of table 3 of "Attention Is All You Need", all on the same batches, and print them as a table.
 #   sh run.sh [--small] [--row NAME] [OPTIONS of mtrain train, such as --set data.root=PATH]
 # --small is a size for CPUs: a quarter of the widths, half of the heads. --row trains one row, without a table.
-# It may be started again at any time: each row goes on where it was, or says that its run is complete.
+# The script may be started again at any time: each row is resumed, or reported as complete.
 # Rows (B) are missing: keys are d_model / num_heads wide here, as in all other rows of the paper.
 set -eu
 case "${1-}" in

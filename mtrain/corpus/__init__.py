@@ -1,1 +1,1 @@
-"""Files of parallel text in, pairs of strings out: no line ever slips against its partner."""
+"""Files of parallel text in, pairs of strings out: the two sides always stay aligned."""

@@ -1,4 +1,4 @@
-"""Parquet files, read in bounded memory although a few bytes may decompress to gigabytes of text.
+"""Parquet files, read in bounded memory: a few bytes may decompress to gigabytes of text.
 
 The sizes of columns in the footer may be wrong. So the header of each page is read first, for its
 sizes and whether rows share its texts. A header is a struct of parquet.thrift in Thrift's compact

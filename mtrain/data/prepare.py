@@ -1,4 +1,4 @@
-"""Prepares all that training needs from a config's corpora: vocabulary, tokenized store,
+"""Prepare all that training needs from a config's corpora: vocabulary, tokenized store,
 validation and test text.
 
 1. scan       every corpus: its number of pairs and the SHA-256 of its text

@@ -1,4 +1,4 @@
-"""Locks between processes, which the system releases however the process ends that holds them."""
+"""Locks between processes. The system releases a lock when its process ends, in whatever way."""
 
 import os
 import socket

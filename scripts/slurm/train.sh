@@ -6,10 +6,10 @@
 #
 # The first argument is the run directory, the others are those of `mtrain train`. SLURM starts one
 # torchrun on each machine, and torchrun one process for each GPU. If processes or a machine die, torchrun
-# starts again with those that are left, to the same weights. Two minutes before the time limit
-# SLURM sends SIGUSR1: mtrain saves, and the job goes back to the queue, where the same command goes on.
-# Fit the figures to your machines; --cpus-per-task are the cores of one machine. Without GPUs, remove --gres:
-# one process on each machine uses these cores.
+# restarts with the machines that are left; the weights are the same. Two minutes before the time limit
+# SLURM sends SIGUSR1: mtrain saves, the job is queued again, and the same command resumes the run.
+# Adapt the numbers to your machines; --cpus-per-task is the number of cores of one machine. Without GPUs,
+# remove --gres: one process on each machine uses these cores.
 #SBATCH --job-name=mtrain
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -22,7 +22,8 @@
 #SBATCH --no-kill
 #SBATCH --open-mode=append
 
-# gloo uses the network that a machine's name stands for. Name another one if machines do not meet.
+# gloo uses the network of the address that a machine's name resolves to. If the machines cannot connect, name
+# another network.
 # export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
 
 # torch 2.13 leaves machines that join a running job waiting otherwise
@@ -44,8 +45,8 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --no-kill --kill-on-bad-exit=0 --wai
   -m mtrain train "$@" --set "run_dir=\"$run\""
 code=$?
 
-# torchrun turns every stop into exit code 1; status.json tells the code of the run, and that of a
-# start that came to nothing as last_start
+# torchrun turns every stop into exit code 1; status.json has the exit code of the run, and in last_start
+# that of a start that was refused or failed early
 after=$(cat "$run/status.json" 2>/dev/null)
 if [ "$code" -ne 0 ] && [ "$after" != "$before" ]; then
   code=$(python3 -c 'import json, sys
