@@ -155,7 +155,7 @@ def score(
     source: Annotated[Path, file("Source text.", "--source", "-s")],
     target: Annotated[Path, file("Its translation, line by line.", "--target", "-t")],
     run: options.Run = None,
-    model: options.Model = None,
+    model: options.Models = None,
     json_: options.Json = False,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
@@ -165,11 +165,12 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
-    model = opening.argument_or_option(run, model, options.RUN)
+    first = opening.argument_or_option(run, model[0] if model else None, options.RUN)
+    models = model or [first]
     refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams
 
-    model_ = loading.load_with_tag(model, device=device, precision=precision, **decode)
+    model_ = loading.load_with_tag(*models, device=device, precision=precision, **decode)
     scores = streams.score_files(model_, source, target)
     if json_:
         print_json({"scores": [round(score, 6) for score in scores]})

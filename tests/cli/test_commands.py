@@ -764,6 +764,10 @@ def test_score_prints_a_log_probability_a_line(
     assert max(values) < 0
     result = command("score", run_dir, *options[2:], "--json")
     assert json.loads(result.out) == {"scores": values}
+    both = [run_dir / "checkpoints/step-00000008", run_dir / "checkpoints/average"]
+    result = command("score", "-m", both[0], "-m", both[1], *options[2:])
+    expected, _ = Scorer(loading.load(*both, device="cpu")).score(*lines)
+    assert [float(line) for line in result.out.splitlines()] == pytest.approx(expected, rel=1e-4)
 
 
 def test_score_takes_pipes_and_refuses_files_of_other_lengths(
