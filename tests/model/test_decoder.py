@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,10 +14,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mtrain.model import cpu, recorded
-from mtrain.model.decoder import Decoder
+from mtrain.model.decoder import Decoder, Ensemble
 from mtrain.model.encoder import Encoder
 from mtrain.model.recorded import Memory, RecordedDecoder, decoder_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
+from mtrain.translation.search import BeamSearch, Rules, length_normalizer
 
 DECODERS = pytest.mark.parametrize("decoder_class", [Decoder, RecordedDecoder])
 
@@ -165,6 +168,44 @@ def test_sentences_may_change_places_when_others_leave(decoder_class: Any) -> No
             kept = torch.tensor([4, 1, 3] if time == 2 else [1, 0])
             state, owners = state.select(kept, kept), owners[kept]
     assert owners.tolist() == [1, 4]
+
+
+@dataclass(frozen=True)
+class FullForward:
+    """A step function without a cache, and its state: source and tokens of each hypothesis."""
+
+    models: Sequence[Transformer]
+    src: Tensor
+    tokens: Tensor
+
+    def step(self, newest: Tensor, state: FullForward) -> tuple[Tensor, FullForward]:
+        state = replace(state, tokens=torch.cat((state.tokens, newest[:, None]), 1))
+        probs = [model(state.src, state.tokens)[:, -1].softmax(-1) for model in self.models]
+        return torch.stack(probs).mean(0).log(), state
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> FullForward:
+        return replace(self, src=self.src[rows], tokens=self.tokens[rows])
+
+
+@DECODERS
+@torch.inference_mode()
+def test_a_search_by_an_ensemble_finds_what_full_forward_passes_find(
+    decoder_class: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences of many lengths leave the batch, whose memory shrinks, one after the other."""
+    monkeypatch.setattr(recorded, "FEW", 1)
+    models = [random_model(n, norm=norm, d_model=8 * n) for n, norm in ((2, "post"), (3, "pre"))]
+    decoder = Ensemble([decoder_class(model) for model in models])
+    src = random_ids(12, 20)
+    src[torch.arange(20) > torch.arange(12)[:, None]] = 0
+    limits, prefixes = [2 + 2 * n for n in range(12)], [[5] * (n % 4) for n in range(12)]
+    rules = Rules(limits, 1, (0, 2), prefixes, no_repeat_ngram=2)
+    searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0)) for _ in range(2)]
+    found = searches[0].run(decoder.step, decoder.begin(src), bos_id=2)
+    full = FullForward(models, src, src.new_empty(12, 0))
+    for own, others in zip(found, searches[1].run(full.step, full, bos_id=2), strict=True):
+        assert [h.ids for h in own] == [h.ids for h in others]
+        assert [h.score for h in own] == pytest.approx([h.score for h in others], abs=1e-4)
 
 
 @pytest.mark.parametrize("max_graphs", [1, 9])
