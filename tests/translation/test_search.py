@@ -280,11 +280,16 @@ def check_best(table: Table, rules: Rules, vocab_size: int, allowed: Callable[..
 
 @pytest.mark.parametrize("seed", range(3))
 def test_translations_begin_with_their_prefixes(seed: int) -> None:
-    """Scores include the prefix."""
-    prefixes = [[2, 3], [], [3]]
-    rules = Rules([4, 5, 3], EOS, prefixes=prefixes)
-    begins = lambda sentence, ids: list(ids[: len(prefixes[sentence])]) == prefixes[sentence]  # noqa: E731
-    check_best(random_table(seed, 4), rules, 4, begins)
+    """Scores include the prefix. The first sentence leaves the batch at once, and the last prefix
+    is longer than its limit.
+    """
+    prefixes, limits = [[], [2, 3], [], [3], [3, 2, 3]], [1, 4, 5, 3, 3]
+
+    def begins(sentence: int, ids: tuple[int, ...]) -> bool:
+        prefix = prefixes[sentence][: limits[sentence] - 1]
+        return list(ids[: len(prefix)]) == prefix
+
+    check_best(random_table(seed, 4), Rules(limits, EOS, prefixes=prefixes), 4, begins)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])
