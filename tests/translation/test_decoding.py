@@ -43,6 +43,9 @@ def test_lines_are_sampled_by_their_number(translator: Translator) -> None:
     assert found == drawn.best(LINES)
     assert [h[0].text for h in drawn.translate(LINES[7:], first=7)[0]] == found[7:]
     assert sampling(translator, seed=5, batch_tokens=8).best(LINES) == found
+    several, _ = sampling(translator, seed=5, samples=3).translate(LINES)
+    for text, samples in zip(found, several, strict=True):
+        assert text in [sample.text for sample in samples]
     assert sampling(translator, seed=6).best(LINES) != found
     assert translator.best(LINES) != found
 
@@ -192,13 +195,14 @@ def translate(trained_run: Path, *options: str | Path, text: str = TEXT) -> list
 
 def test_prefixes_and_alignments_by_the_command(trained_run: Path, tmp_path: Path) -> None:
     prefixes, links = tmp_path / "prefixes", tmp_path / "links"
-    prefixes.write_text("norva\n\nminek norva\n\n")
+    long = " ".join(["minek norva"] * 20)  # longer than the limit of the translation
+    prefixes.write_text(f"norva\n\n{long}\n\n")
     text = "bavo celu\nlapo\nminek\n\n"
     options = ["--target-prefix", prefixes, "--alignments", links]
     lines = translate(trained_run, *options, text=text)
     assert len(lines) == 4
     assert lines[0].startswith("norva")
-    assert lines[2].startswith("minek norva")
+    assert lines[2].startswith(long)
     assert lines[3] == ""
     linked = links.read_text().split("\n")[:-1]
     assert [len(line.split()) for line in linked] == [len(line.split()) for line in lines]
