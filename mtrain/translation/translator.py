@@ -40,7 +40,8 @@ MAX_PROCESSES = 32
 MAX_HYPOTHESES = 1000  # per line; the limit of `decode.beam_size`
 # Options of the search, which sampling does not use, and options of sampling.
 SEARCH_ONLY, SAMPLING_ONLY = ["beam_size"], ["temperature", "top_k", "top_p", "seed"]
-# Smallest number of source tokens x beam size per thread; for fewer, another thread does not help.
+# Smallest number of source tokens x beam size per thread. For fewer, another thread saves little,
+# and costs much if other programs use its core: each of many small products waits for it.
 MIN_TOKENS_PER_THREAD = 512
 # Batches that each rank translates before the ranks exchange their translations.
 BATCHES_PER_EXCHANGE = 8
@@ -170,6 +171,7 @@ class Translator:
         to_translate = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
         translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
         with _torch_threads.kept():
+            self._limit_threads(sources)
             batches = [[to_translate[i] for i in batch] for batch in self._batches(sources)]
             progress(len(lines) - len(indices))
             with closing(translate(batches, scored)) as translated:
@@ -236,6 +238,18 @@ class Translator:
                 yield translated
 
     @property
+    def _width(self) -> int:
+        """Number of hypotheses of a line that are extended at a time."""
+        return self.samples if self.decode.sample else self.decode.beam_size
+
+    def _limit_threads(self, sources: list[NDArray[np.int64]]) -> None:
+        """Use no more threads of a CPU than have enough work; `threads` stays as it is."""
+        if self.threads is None:
+            tokens = sum(len(ids) + 1 for ids in sources) * self._width
+            useful = tokens // (MIN_TOKENS_PER_THREAD * self.ranks.size)
+            torch.set_num_threads(max(1, min(useful, torch.get_num_threads())))
+
+    @property
     def _max_at_once(self) -> int:
         """Number of batches that this process may search at a time."""
         if self.loaded.device.type != "cpu":
@@ -262,12 +276,9 @@ class Translator:
         about equally large, so that all CPU cores finish at about the same time.
         """
         lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
-        width = self.samples if self.decode.sample else self.decode.beam_size
-        budget, total = max(1, self.decode.batch_tokens // width), int(lengths.sum())
+        budget, total = max(1, self.decode.batch_tokens // self._width), int(lengths.sum())
         # with `threads` given, batches must not depend on the machine
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
-        if total * width < MIN_TOKENS_PER_THREAD * at_once:
-            at_once = 1
         split = partial(batch_by_length, lengths)
         count = at_once * math.ceil(len(split(budget)) / at_once)
         lowest = min(budget, max(1, total // max(1, count)))

@@ -150,6 +150,24 @@ def test_batches_give_all_threads_the_same_work(
     assert max(work) <= min(1200, 1.2 * sum(work) / len(work))
 
 
+@pytest.mark.parametrize(("lines", "beam", "at_once"), [(1, 1, 1), (60, 2, 1), (60, 40, 3)])
+def test_no_more_threads_are_used_than_have_work(
+    translator: Translator, threads: int, lines: int, beam: int, at_once: int
+) -> None:
+    """A thread has at least 512 tokens x beam size; each line has a few tokens."""
+    some, found = with_decode(translator, beam_size=beam), []
+
+    def search(group: list[Any], scored: bool) -> list[list[Hypothesis]]:
+        found.append(torch.get_num_threads())
+        return [[Hypothesis([], 0.0)] for _ in group]
+
+    some.search = search  # type: ignore[method-assign]
+    some.translate(["bavo"] * lines)
+    assert set(found) == {1}
+    assert len(found) % at_once == 0
+    assert torch.get_num_threads() == threads
+
+
 @pytest.mark.parametrize("in_processes", [False, True])
 def test_parallel_batches_give_the_same_texts_in_the_same_order(
     translator: Translator, threads: int, in_processes: bool
