@@ -80,7 +80,7 @@ class _Projected(FusedLoss):
         smallest = torch.finfo(sum_dtype).tiny
         differentiate = any(ctx.needs_input_grad)
         hidden_grad = torch.empty_like(hidden) if differentiate else None
-        # gradient of `uniform_sum`; the loop adds the rest
+        # smoothing subtracts the same from the gradients of all V rows; the loop adds the rest
         shares = hidden.sum(0, dtype=sum_dtype) * (-smoothing / len(weight))
         weight_grad = shares.repeat(len(weight), 1) if differentiate else None
         for start in range(0, len(hidden), rows):
@@ -101,7 +101,7 @@ class _Projected(FusedLoss):
             nll_sum += nll.sum()
             uniform_sum += uniform.sum()
             if hidden_grad is not None and weight_grad is not None:
-                # subtract 1 - eps at the target; eps / V of all entries is subtracted elsewhere
+                # subtract 1 - eps at the target; `shares` and `mean_row` subtract eps / V
                 probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
                 _add_product(weight_grad, probs.t(), part)  # rows of padding are 0
