@@ -101,7 +101,8 @@ class ExternalMetric:
                     if time.monotonic() > deadline:
                         message = f"took longer than --metric-timeout {self.timeout:g}"
                         raise self._failure(message) from None
-                    if max(os.fstat(file.fileno()).st_size for file in streams[1:]) > MAX_PRINTED:
+                    sizes = [os.fstat(file.fileno()).st_size for file in (stdout, stderr)]
+                    if max(sizes) > MAX_PRINTED:
                         raise self._failure(f"printed more than {MAX_PRINTED:,} bytes") from None
             unfinished.pop_all()
         return process.returncode

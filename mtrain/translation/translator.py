@@ -281,7 +281,9 @@ class Translator:
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
         split = partial(batch_by_length, lengths)
         count = at_once * math.ceil(len(split(budget)) / at_once)
-        lowest = min(budget, max(1, total // max(1, count)))
+        if count < 2:  # also saves the time of a search for a single line
+            return split(budget)
+        lowest = min(budget, max(1, total // count))
         smallest = _smallest_budget(lambda tokens: len(split(tokens)), count, lowest, budget)
         return split(smallest)[::-1]
 
