@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ import typer
 import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
 from mtrain.cli.opening import refuse_ranks
-from mtrain.cli.options import add_parameters, flag, value
+from mtrain.cli.options import SettingsCommand, add_parameters, flag, value
 from mtrain.runtime import log
 from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
@@ -63,7 +64,8 @@ def _register(
     quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")
     verbose = bool, flag("Show details.", "--verbose", "-v")
     run = add_parameters(run, {"quiet": quiet, "verbose": verbose}, False)
-    group.command(name, rich_help_panel=panel)(run)
+    kind = SettingsCommand if "set_" in signature(command).parameters else None
+    group.command(name, cls=kind, rich_help_panel=panel)(run)
 
 
 # `mtrain --help` lists the commands by panel, in this order.

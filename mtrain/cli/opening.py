@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
 
 
-def argument_or_option(argument: Path | None, option: Path | None, name: str) -> Path:
-    """Return the path that is given either as an argument or by the option `name`; raises
-    `RefusedError` if both or neither is given.
+def argument_or_option(argument: Path | None, option: list[Path] | None, name: str) -> Path:
+    """Return the only path that is given, as an argument or by the option `name`; raises
+    `RefusedError` if there is none or more than one.
     """
-    if argument is not None and option is not None:
-        raise RefusedError(f"{name}: given twice, as {argument} and {option}; give it once")
-    if (found := argument or option) is None:
+    given = [path for path in (argument, *(option or [])) if path is not None]
+    if len(given) > 1:
+        paths = ", ".join(map(str, given))
+        raise RefusedError(f"{name}: only one path can be given, not {paths}; leave out the others")
+    if not given:
         what = "config" if name == CONFIG else "run or checkpoint directory"
         raise RefusedError(f"no {what} is given; give it as the first argument or by {name}")
-    return found
+    return given[0]
 
 
 def run_and_texts(

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from mtrain.cli import completion
 from mtrain.config.languages import language_error
-from mtrain.runtime.errors import printable
+from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
 
 
@@ -82,10 +83,26 @@ def as_setting(text: str) -> str:
     return text
 
 
+class SettingsCommand(TyperCommand):
+    """A command that takes settings by `--set`, and says so if one is given as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; raises `RefusedError` for an option that is a setting."""
+        known = {name for parameter in self.params for name in parameter.opts}
+        for option in (word.partition("=")[0] for word in args):
+            if option.startswith("--") and option not in known:
+                from mtrain.config.loading import named_keys
+
+                for key in named_keys(option[2:].replace("-", "_"))[-1:]:
+                    advice = f"is a setting; write it in the config, or --set {key}=VALUE"
+                    raise RefusedError(f"{printable(option)}: {advice}")
+        return super().parse_args(ctx, args)
+
+
 CONFIG, RUN = "-c/--config", "-m/--model"  # options that a positional argument can replace
 MODEL = "Run directory (its best model is used) or checkpoint directory."
 ConfigFile = Annotated[Path | None, path("FILE", "Config of the run, in YAML.")]
-Config = Annotated[Path | None, file("The same as FILE.", "--config", "-c")]
+Config = Annotated[list[Path] | None, file("The same as FILE.", "--config", "-c")]
 Set = Annotated[
     list[str] | None,
     value(
@@ -105,7 +122,7 @@ RunDirectory = Annotated[Path | None, path("RUN", "Run directory.", autocompleti
 RunOrCheckpoint = Annotated[
     Path | None, path("RUN", "Run or checkpoint directory.", autocompletion=completion.runs)
 ]
-Model = Annotated[Path | None, model("The same as RUN.")]
+Model = Annotated[list[Path] | None, model("The same as RUN.")]
 Models = Annotated[list[Path] | None, model("The same as RUN. Repeat it for an ensemble.")]
 RunAndTexts = Annotated[
     list[str] | None,

@@ -145,17 +145,17 @@ def export(
 
     Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
-    model = opening.argument_or_option(run, model, options.RUN)
+    run = opening.argument_or_option(run, model, options.RUN)
     from mtrain.export import convert as exporting
     from mtrain.runs.layout import refuse_run_files
     from mtrain.translation import loading
 
     refuse_run_files(output)
-    model_ = loading.load(model, device="cpu", precision="fp32")
+    loaded = loading.load(run, device="cpu", precision="fp32")
     with stopped_by_signals():
         shown = list[str]()
         show = shown.append if json_ else print_text
         kind = quantization or ("int8" if to == "argos" else "float32")
-        exporting.export(model_, to, output, kind, sample, show)
+        exporting.export(loaded, to, output, kind, sample, show)
     if json_:
         print_json({"directory": str(output), "to": to, "comparison": shown})

@@ -40,7 +40,7 @@ def evaluate(
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
     if run is not None:
-        model = [opening.argument_or_option(run, model[0] if model else None, options.RUN)]
+        model = [opening.argument_or_option(run, model, options.RUN)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
@@ -165,12 +165,12 @@ def score(
 
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
-    first = opening.argument_or_option(run, model[0] if model else None, options.RUN)
-    models = model or [first]
+    if run is not None or not model:
+        model = [opening.argument_or_option(run, model, options.RUN)]
     refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams
 
-    model_ = loading.load_with_tag(*models, device=device, precision=precision, **decode)
+    model_ = loading.load_with_tag(*model, device=device, precision=precision, **decode)
     scores = streams.score_files(model_, source, target)
     if json_:
         print_json({"scores": [round(score, 6) for score in scores]})

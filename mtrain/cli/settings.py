@@ -39,12 +39,12 @@ def show(
 
     Example: `mtrain config show en-de.yaml --set train.max_steps=9`
     """
-    config = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
     from mtrain.config.schema import dump_config
 
     with writing("-") as sink:
-        sink.write(dump_config(load_config(config, set_)).encode())
+        sink.write(dump_config(load_config(config_path, set_)).encode())
 
 
 def schema() -> None:

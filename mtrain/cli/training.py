@@ -39,21 +39,21 @@ def train(
 
     Example: `mtrain train en-de.yaml`
     """
-    config = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
     if json_ and not dry_run:
         raise RefusedError("--json: needs --dry-run; a run keeps its records in metrics.jsonl")
     if metric_timeout is not None and metric_command is None:
         raise RefusedError("--metric-timeout: needs --metric-command; add it")
-    settings, stop = opening.begin_job(config, set_, time_limit)
+    settings, stop = opening.begin_job(config_path, set_, time_limit)
     metric = None
     if metric_command is not None:
         metric = ExternalMetric(metric_command, metric_timeout or 600)
     from mtrain.training import job  # imports torch, which takes seconds
 
     if not dry_run:
-        job.train(settings, stop, config, metric)
+        job.train(settings, stop, config_path, metric)
         return
-    found = job.dry_run(settings, stop, config, metric)
+    found = job.dry_run(settings, stop, config_path, metric)
     if json_ and found is not None:  # on rank 0
         print_json(found)
 
@@ -156,8 +156,8 @@ def check(
 
     Example: `mtrain check en-de.yaml`
     """
-    config = opening.argument_or_option(config_file, config, options.CONFIG)
-    settings, stop = opening.begin_job(config, set_)
+    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    settings, stop = opening.begin_job(config_path, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
     from mtrain.training.synthesis import without_missing_text
@@ -183,11 +183,11 @@ def data_build(
 
     Example: `mtrain data build en-de.yaml`
     """
-    config = opening.argument_or_option(config_file, config, options.CONFIG)
-    settings, stop = opening.begin_job(config, set_, time_limit)
+    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    settings, stop = opening.begin_job(config_path, set_, time_limit)
     from mtrain.training.job import build_data
 
-    build_data(settings, stop, config)
+    build_data(settings, stop, config_path)
 
 
 def tokenizer_train(
@@ -197,11 +197,11 @@ def tokenizer_train(
 
     Example: `mtrain tokenizer train en-de.yaml`
     """
-    config = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
     from mtrain.config.loading import load_config
 
-    settings = load_config(config, set_)
+    settings = load_config(config_path, set_)
     from mtrain.data.prepare import train_run_tokenizer
 
     restore_interrupt()
-    print_path(train_run_tokenizer(settings, Stop(), config))
+    print_path(train_run_tokenizer(settings, Stop(), config_path))

@@ -294,14 +294,23 @@ def _advice(key: str, section: type[BaseModel]) -> str:
     candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
     if similar := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
         return f"did you mean {f'{parent}.{similar[0]}' if parent else similar[0]}?"
-    keys = [(s, field) for s, other in SECTIONS.items() for field in other.model_fields]
-    elsewhere = [f"{s}.{field}" for s, field in keys if field == name]
-    elsewhere += [name] if name in Config.model_fields else []
-    keys.sort(key=lambda key: key[0] != parent)
-    longer = [f"{s}.{field}" for s, field in keys if name in field.split("_")]
-    if meant := elsewhere[:1] or longer[:2]:
+    if meant := named_keys(name, parent):
         return f"did you mean {' or '.join(meant)}?"
     return f"known here: {', '.join(known)}"
+
+
+def named_keys(name: str, parent: str = "") -> list[str]:
+    """Return the keys that `name` may stand for, at most two, those of the section `parent` first:
+    `lr` -> train.lr_factor and train.peak_lr.
+    """
+    if name in OTHER_NAMES:
+        return [OTHER_NAMES[name]]
+    keys = [(s, field) for s, section in SECTIONS.items() for field in section.model_fields]
+    same = [f"{s}.{field}" for s, field in keys if field == name]
+    same += [name] if name in Config.model_fields else []
+    keys.sort(key=lambda key: key[0] != parent)
+    longer = [f"{s}.{field}" for s, field in keys if name in field.split("_")]
+    return same[:1] or longer[:2]
 
 
 def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
