@@ -436,6 +436,26 @@ def test_translations_end_at_the_limit_of_their_own_source(
     assert lengths == [int(a * len(row) + b) for row in rows]
 
 
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_no_hypothesis_contains_pad_or_bos(
+    untrained: Callable[..., Translator], beam_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = with_decode(untrained(), beam_size=beam_size)
+    decoder, special = found.loaded.decoder, {found.loaded.ids.pad, found.loaded.ids.bos}
+    true_logits = decoder.logits
+
+    def logits(tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        values, after = true_logits(tokens, state)
+        values[:, list(special)] += 100.0
+        return values, after
+
+    monkeypatch.setattr(decoder, "logits", logits)
+    rows, _ = found.loaded.encode_sources(SENTENCES[:3])
+    for scored in (False, True):
+        for hypotheses in found.search(list(map(Line, rows)), scored):
+            assert all(special.isdisjoint(hypothesis.ids) for hypothesis in hypotheses)
+
+
 @pytest.mark.parametrize("words", [8, 40])
 def test_learned_positions_limit_both_sides(
     untrained: Callable[..., Translator], words: int
