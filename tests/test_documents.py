@@ -31,6 +31,8 @@ DOCUMENTS = sorted(
 )
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MAX_README_LINES = 160  # lines
+# Quick to time in a dry run
+SMALL_MODEL = "--set model.d_model=16 --set model.d_ff=16 --set model.num_heads=2"
 
 # Sends a command line to the test, which runs it in a process that has torch loaded.
 SHIM = """#!{python} -IS
@@ -59,7 +61,9 @@ class Handler(socketserver.StreamRequestHandler):
         request: dict[str, Any] = json.loads(self.rfile.readline())
         place, text, words = Path(request["directory"]), request["stdin"].encode(), request["words"]
         if words[0] == "check" and "--no-forecast" not in words:
-            words.append("--no-timing")  # test_plan times steps, of a smaller model
+            words.append("--no-timing")  # test_plan times steps
+        if "--dry-run" in words:  # which times steps in any case
+            words += shlex.split(SMALL_MODEL)
         done = _processes().mtrain(*words, stdin=text, directory=place)
         answer = {"code": done.code, "out": done.out.decode(), "err": done.err}
         self.wfile.write(json.dumps(answer).encode())

@@ -530,6 +530,7 @@ def test_a_stdin_that_does_not_wait_loses_no_line(trained_run: Path) -> None:
     os.close(reader)
 
 
+@pytest.mark.slow
 def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> None:
     """A config's name that is not UTF-8 is kept readable, and a locale without a name's letters is
     told.
@@ -657,7 +658,9 @@ def test_the_advice_for_a_sentence_that_names_a_file_works_as_it_is(
     assert shlex.split(advice) == ["-i", str(name)]
 
 
-@pytest.mark.parametrize("option", [[], ["--line-buffered"]], ids=["at the end", "line by line"])
+@pytest.mark.parametrize(
+    "option", [pytest.param([], marks=pytest.mark.slow), ["--line-buffered"]], ids=str
+)
 def test_a_reader_that_goes_away_ends_translate_quietly(
     run_dir: Path, places: dict[str, Path], option: list[str]
 ) -> None:
@@ -1099,8 +1102,8 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ("output", "unbuffered", "reason"),
     [
         ("/dev/full", "", "No space left"),
-        ("out", "", "File too large"),
-        ("out", "1", "File too large"),
+        pytest.param("out", "", "File too large", marks=pytest.mark.slow),
+        pytest.param("out", "1", "File too large", marks=pytest.mark.slow),
     ],
 )
 def test_no_output_is_lost_without_a_message(
@@ -1137,6 +1140,7 @@ ESCAPES = "a\x1b]0;b\x07\tc\r\x7f\x9b2Jé\u200d\xa0".encode()
 SHOWN = "a\\x1b]0;b\\x07\tc\\r\\x7f\\x9b2Jé\u200d\xa0".encode()
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_nothing_to_obey(run_dir: Path) -> None:
     """A file or a pipe gets the bytes as they are."""
     decode = ["tokenizer", "decode", "-m", run_dir]
@@ -1151,6 +1155,7 @@ def test_a_terminal_gets_nothing_to_obey(run_dir: Path) -> None:
     assert shown.replace(b"       ", b"\t") == SHOWN + b"\n"
 
 
+@pytest.mark.slow
 def test_a_path_is_told_in_its_bytes_but_on_a_terminal(tmp_path: Path) -> None:
     pairs = made_up_pairs(200, 1)
     for side, name in enumerate(("a.en", "a.de")):
@@ -1182,6 +1187,7 @@ def test_names_of_others_forge_no_line(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     translate = f"$MTRAIN translate -m {trained_run}"
     lines = [f"{translate} <&-", f"echo bavo | {translate} >&-", "$MTRAIN train absent.yaml 2>&-"]
@@ -1224,6 +1230,7 @@ def test_no_command_appends_to_the_file_that_it_reads(
     assert "stdout: is an input, too; write to another file" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_log_that_nobody_reads_ends_no_run(tiny_config: TinyConfig, tmp_path: Path) -> None:
     """As of `mtrain train 2>&1 | tee log` once tee is gone."""
     config = tiny_config(**{"train.max_steps": 4, "train.log_every": 1})
@@ -1262,6 +1269,7 @@ def test_colours_are_for_terminals_that_want_them(
     assert (paint("error:", RED, stream) == "error:") != painted
 
 
+@pytest.mark.slow
 def test_severities_have_colours_on_a_terminal(tmp_path: Path) -> None:
     """Also, text that is only quoted gets none, and can send none."""
     texts = {"ref": "a b c d\n", "old": "a b c\x1b[31m\n", "new": "a b c d\n"}

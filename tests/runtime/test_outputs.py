@@ -314,9 +314,9 @@ def test_a_translation_that_fails_leaves_the_old_one(model: Path, tmp_path: Path
     ("signals", "code"),
     [
         ([signal.SIGTERM], 143),
-        ([signal.SIGINT], 130),
-        ([signal.SIGHUP], 129),
         ([signal.SIGTERM, signal.SIGTERM], 143),
+        pytest.param([signal.SIGINT], 130, marks=pytest.mark.slow),
+        pytest.param([signal.SIGHUP], 129, marks=pytest.mark.slow),
     ],
 )
 def test_a_translation_that_is_stopped_leaves_the_old_one(

@@ -63,6 +63,7 @@ def test_sizes(benchmark: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixt
         check_row(what, speed, of_limit)
 
 
+@pytest.mark.slow
 def test_made_up_text_fills_the_documented_vocabulary(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,6 +79,7 @@ def test_made_up_text_fills_the_documented_vocabulary(
     assert len(rows) == 5
 
 
+@pytest.mark.slow
 def test_a_trained_model_and_its_peer(
     benchmark: ModuleType, trained_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

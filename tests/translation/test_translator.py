@@ -217,7 +217,7 @@ def test_a_stop_cancels_the_waiting_batches(translator: Translator, threads: int
     def search(sources: list[Any], scored: bool) -> list[list[Hypothesis]]:
         searched.append(sources)
         if next(calls) >= threads:  # all batches but the first ones wait for the stop
-            stopped.wait(10)
+            stopped.wait(2)
         return [[Hypothesis([], 0.0)] for _ in sources]
 
     def stop() -> None:
