@@ -40,6 +40,7 @@ def test_the_loss_and_its_gradients_are_torchs(
 ) -> None:
     monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": chunk * V + 2})
     monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(loss, "ROW_MULTIPLE", 1)
     hidden, weight, targets = example(9, dtype)
     result = projected_cross_entropy(hidden, weight, targets, smoothing)
     (result.loss_sum * 0.37).backward()
@@ -64,6 +65,7 @@ def test_the_loss_and_its_gradients_are_torchs(
 def test_targets_that_are_not_real_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": 4 * V})
     monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(loss, "ROW_MULTIPLE", 1)
     hidden, weight, targets = example(9, torch.float64)
     real = torch.tensor([True, False, True, True, True, False, True, True, False])
     found, expected = [], []
