@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import TinyConfig
 from torch import Tensor
 
+from mtrain.config.loading import load_config
+from mtrain.runtime.distributed import Ranks
 from mtrain.training import loss
+from mtrain.training.gradients import Blocks
+from mtrain.training.learner import Learner
 from mtrain.training.loss import consistency_loss
+from mtrain.training.plan import IDS
 
 V, D, N = 11, 6, 9
 
@@ -99,3 +105,23 @@ def test_equal_views_have_no_divergence() -> None:
     leaves, targets = example(torch.float64)
     found = consistency_loss((leaves[0], leaves[0]), leaves[2], targets, 0.1, 3.0)
     assert float(found.divergence_sum) == 0
+
+
+def test_the_second_view_lacks_a_fraction_of_the_embeddings(tiny_config: TinyConfig) -> None:
+    settings = {"train.consistency": 2.0, "train.cutoff": 0.2, "model.dropout": 0.0}
+    learner = Learner(load_config(tiny_config(**settings)), 320, IDS, Ranks(), Blocks(1))
+    ids, given = torch.randint(4, 320, (40, 25)), list[Any]()
+
+    def compute(*arguments: Any) -> Tensor:
+        given.append(arguments)
+        return learner.model.hidden(*arguments)
+
+    first, second = learner._views(compute, ids, ids, torch.Generator().manual_seed(1))
+    masks = given[0][2]
+    for whole, cut in (mask.chunk(2) for mask in masks):
+        assert whole.eq(1).all()
+        assert cut.eq(0).float().mean() == pytest.approx(0.2, abs=0.05)
+        assert cut.unique().tolist() == [0, 1]
+    assert not masks[0].equal(masks[1])
+    torch.testing.assert_close(first, learner.model.hidden(ids, ids, None, None).flatten(0, 1))
+    assert not second.isclose(first).all(1).any()
