@@ -1,0 +1,107 @@
+"""The training loop: what its records say, and the seed of each piece."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import TinyConfig
+from torch import Tensor
+
+from mtrain.config.loading import load_config
+from mtrain.data.batches import Batch, TokenBatches
+from mtrain.runs import checkpoint
+from mtrain.runtime.stop import Stop
+from mtrain.training import job
+from mtrain.training import trainer as training
+from mtrain.training.optimizer import Optimizer
+from mtrain.training.trainer import piece_seed
+from mtrain.training.validation import Validation
+from mtrain.translation.loading import LoadedModel
+
+
+def test_records_are_of_all_steps_since_the_last_one(
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock by which a step takes half a second."""
+    steps, tokens, read, update = list[Any](), [0], TokenBatches.read, Optimizer.update
+
+    def read_and_count(self: TokenBatches, planned: Any) -> Batch:
+        batch = read(self, planned)
+        tokens[-1] += batch.num_tokens
+        return batch
+
+    def step(self: Optimizer, rate: float, num_tokens: int, clip_norm: float) -> Any:
+        assert num_tokens == tokens[-1]
+        norm = update(self, rate, num_tokens, clip_norm)
+        steps.append((*self.losses.tolist(), rate, float(norm)))
+        tokens.append(0)
+        return norm
+
+    monkeypatch.setattr(TokenBatches, "read", read_and_count)
+    monkeypatch.setattr(Optimizer, "update", step)
+    clock = SimpleNamespace(monotonic=lambda: len(steps) / 2, time=time.time)
+    monkeypatch.setattr(training, "time", clock)
+    settings = {"train.max_steps": 6, "train.valid_every": 6, "train.save_every": 6}
+    settings |= {"train.max_tokens": 100, "train.accum_steps": 2, "train.average_last": 0}
+    config = load_config(tiny_config(**settings, **{"train.log_every": 3, "data.test": {}}))
+    job.train(config, Stop())
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    records = [record for record in map(json.loads, lines) if "lr" in record]
+    assert [record["step"] for record in records] == [3, 6]
+    assert tokens[0] != tokens[1]
+    rates = [0.00125, 0.0025, 0.00375, 0.005, 0.005 * (4 / 5) ** 0.5, 0.005 * (4 / 6) ** 0.5]
+    assert [rate for _, _, rate, _ in steps] == pytest.approx(rates)
+    for record, start in zip(records, (0, 3), strict=True):
+        total = sum(tokens[start : start + 3])
+        loss, nll = (sum(each[n] for each in steps[start : start + 3]) / total for n in (0, 1))
+        assert record["train/loss"] == pytest.approx(loss, rel=1e-5)
+        assert record["train/nll"] == pytest.approx(nll, rel=1e-5)
+        assert record["train/ppl"] == pytest.approx(math.exp(nll), rel=1e-4)
+        assert (record["lr"], record["grad_norm"]) == steps[start + 2][2:]
+        assert record["tokens_per_second"] == pytest.approx(total / 1.5)
+
+
+def test_a_moving_average_is_what_is_validated_and_saved(
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with the weights of `train.init_from`."""
+    path, validated, update = tiny_config(), list[Any](), Optimizer.update
+    expected, taken = dict[str, Tensor](), list[int]()
+
+    def average(self: Optimizer, *numbers: Any) -> Tensor:
+        if not taken:
+            expected.update({name: weight.clone() for name, weight in self.weights.items()})
+        taken.append(len(taken) + 1)
+        norm = update(self, *numbers)
+        kept = min(0.2, (1 + taken[-1]) / (10 + taken[-1]))
+        for name, weight in self.weights.items():
+            expected[name] = kept * expected[name] + (1 - kept) * weight
+        return norm
+
+    def evaluate(self: Validation, model: LoadedModel, *_: Any) -> dict[str, Any]:
+        validated.append({name: w.detach().clone() for name, w in model.model.named_parameters()})
+        return {"bleu": 1.0, "chrf": 1.0, "nll": 1.0, "signature": "none"}
+
+    monkeypatch.setattr(Optimizer, "update", average)
+    monkeypatch.setattr(Validation, "evaluate", evaluate)
+    settings = ["train.max_steps=2", "train.average_last=0", "data.test={}"]
+    given = [f"train.init_from={tmp_path / 'first'}", "train.ema_decay=0.2"]
+    for run, changes in (("first", []), ("run", given)):
+        taken.clear()
+        job.train(load_config(path, [f"run_dir={tmp_path / run}", *settings, *changes]), Stop())
+    saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000002").weights
+    torch.testing.assert_close(saved, expected)
+    torch.testing.assert_close(validated[1], expected)
+
+
+def test_each_piece_of_each_step_has_a_seed_of_its_own() -> None:
+    numbers = list(product((0, 1), (1, 2), (0, 1), (0, 1, 2)))
+    assert len({piece_seed(*each) for each in numbers}) == len(numbers)
