@@ -75,6 +75,13 @@ def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
     assert found.is_out_of_patience(1)
 
 
+def test_a_damaged_checkpoint_is_not_the_best_but_counts_for_patience() -> None:
+    found = history("bleu", 3.0, 2.0, 2.5)
+    found.entries[0]["lost"] = True
+    assert found.best == found.entries[2]
+    assert [found.is_out_of_patience(patience) for patience in (1, 2, 3)] == [True, True, False]
+
+
 def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     found = history("nll", 4.0, 3.0, 2.0)
     found.average = scored(30, "average", nll=1.0)

@@ -213,6 +213,8 @@ def test_a_run_that_starts_from_given_weights_resumes(tmp_path: Path) -> None:
     shutil.rmtree(first)
     start(runs[1], given)
     assert differences(*runs) == []
+    origins = [json.loads((run / "run.json").read_text())["init_from"] for run in runs]
+    assert origins[0] == origins[1] is not None
     runs[1] = uninterrupted()
     losses = [json.loads((run / "metrics.jsonl").open().readline())["train/nll"] for run in runs]
     assert losses[0] < losses[1] - 0.3
@@ -640,6 +642,22 @@ def test_a_complete_run_says_so_and_changes_nothing(run: Path, warnings: Callabl
     assert status(run)["exit_code"] == 0
 
 
+def test_a_complete_run_is_tested_again_with_another_search_or_text(run: Path) -> None:
+    directory, found = config_of_all().parent / "data", list[Any]()
+    for change in (
+        "",
+        "decode.beam_size=1",
+        f"data.test={{held_out: {entry(directory / 'valid')}}}",
+    ):
+        start(run, *[change] * bool(change))
+        scored = best_of(run)["tests"]["held_out"]
+        lines = (run / "validation" / "test-held_out.txt").read_text().splitlines()
+        found.append((scored["decode"]["beam_size"], scored["sha256"], len(lines)))
+    (first, other, third), record = found, json.loads((run / "run.json").read_text())
+    assert other == (1, *first[1:])
+    assert third == (2, record["valid"], 12)
+
+
 def test_a_larger_max_steps_continues_a_complete_run(run: Path) -> None:
     start(run, "train.max_steps=16")
     start(run)
@@ -690,11 +708,16 @@ def test_the_best_checkpoint_outlives_an_average_that_was_better(
     """The average of the first part scores best; the continued run ends with a worse average."""
     overrides = ["train.valid_every=4", "train.keep_checkpoints=1", "train.average_last=2"]
     script(monkeypatch, 50, 10, 90, 90, 10, 10, 10, 10, 5, 50)
+    loaded, load = list[str](), Validation._load
+    monkeypatch.setattr(
+        Validation, "_load", lambda self, name: loaded.append(name) or load(self, name)
+    )
     start(run, "train.max_steps=8", *overrides)
     start(run, *overrides)
     best = best_of(run)["best"]
     assert best["checkpoint"] == "step-00000004"
     assert 4 in steps(run)
+    assert loaded == ["average", "average", "average", "step-00000004"]  # validated, tested
 
 
 # --- other settings and data ------------------------------------------------------------------

@@ -362,12 +362,23 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
 
 
 def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run: Path) -> None:
-    best = json.loads((both_run / "best.json").read_text())["best"]["checkpoint"]
+    content = json.loads((both_run / "best.json").read_text())
+    best = content["best"]["checkpoint"]
     written = (both_run / "validation" / f"{best}.txt").read_text().split("\n")
     sources, targets = zip(*made_up_pairs(12, 2), strict=True)
     there, back = both.tagged("<2bb>"), both.tagged("<2aa>")
     assert Translator(there).best([*sources]) + Translator(back).best([*targets, ""]) == written
     assert (there.tgt_lang, back.tgt_lang, both.tgt_lang) == ("ba", "aa", "ba")
+    [parts] = [
+        entry["parts"]
+        for entry in [*content["history"], content["average"]]
+        if entry["checkpoint"] == best
+    ]
+    nll = [
+        Scorer(there).nll([*sources], [*targets], Ranks()),
+        Scorer(back).nll([*targets], [*sources], Ranks()),
+    ]
+    assert [part["nll"] for part in parts] == pytest.approx(nll)
 
 
 @pytest.mark.parametrize(("count", "level"), [(2, "WARNING"), (1, "INFO")])
