@@ -134,7 +134,11 @@ def test_a_pair_that_outgrows_the_longest_stays_as_it_was(tokenizer: Tokenizer) 
     pairs = [("bavo celu", "b"), ("b", "zwent yalch")]
     longest = 1 + max(len(ids) for pair in pairs for ids in tokenizer.encode(list(pair)))
     assert augment(tokenizer, pairs, longest=longest, upper=1.0) == pairs
-    assert augment(tokenizer, pairs, upper=1.0) == [(a.upper(), b.upper()) for a, b in pairs]
+    changed = [(a.upper(), b.upper()) for a, b in pairs]
+    assert augment(tokenizer, pairs, upper=1.0) == changed
+    grown = max(len(ids) for ids in tokenizer.encode([side for pair in changed for side in pair]))
+    assert augment(tokenizer, pairs, longest=grown, upper=1.0) != changed  # with eos
+    assert augment(tokenizer, pairs, longest=grown + 1, upper=1.0) == changed
 
 
 def test_pairs_with_unknown_pieces_or_without_text_stay() -> None:

@@ -184,6 +184,11 @@ def test_a_config_filters_training_text_alone(
     assert found.valid[0][1].sources == [src for src, _ in odd]
     vocabulary = found.tokenizer.vocabulary
     assert "П" not in vocabulary
+    # what the second corpus repeats depends on the first
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tokenizer.model").write_bytes(found.tokenizer.proto)
+    alone = load_config(tiny_config(**text | {"data.train": [second]}), [f"filter={{{filters}}}"])
+    assert len(prepared(alone).store) == len(good) - 10
 
 
 def test_a_corpus_alone_is_tokenized_again(tiny_config: TinyConfig, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, made_up_pairs, run_here, write_both_ways, write_corpus
 
-from mtrain.config.corpora import TextCorpus
+from mtrain.config.corpora import SyntheticCorpus, TextCorpus
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.corpus import readers
@@ -72,6 +72,41 @@ def test_vocabulary_and_text_are_prepared_once(
     smaller = config.tokenizer.model_copy(update={"vocab_size": 310})
     other = config.model_copy(update={"tokenizer": smaller})
     assert prepared(other).tokenizer.vocab_size == 310
+
+
+def test_a_vocabulary_is_named_by_all_that_it_depends_on(
+    tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    path = tiny_config()
+    source, target = (str(tmp_path / "data" / f"train.{side}") for side in ("src", "tgt"))
+    changes = ["tokenizer.vocab_size=310", "tokenizer.user_symbols=['<x>']", "data.max_length=31"]
+    changes += ["filter.identical=true", "filter.duplicates=true", "data.invalid_utf8=drop"]
+    changes += [f"data.train=[{{src: {target}, tgt: {source}}}]"]
+    changes += [f"data.train=[{{src: {source}, tgt: {target}, tag: <y>}}]"]
+    changes += [f"data.valid={{src: {source}, tgt: {target}, tag: <z>}}"]
+    keys = [
+        preparation.Preparation(load_config(path, change), Stop())._tokenizer_key
+        for change in ([], *([change] for change in changes))
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_vocabulary_is_trained_on_the_sides_that_no_model_made(
+    config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"src": "s", "tgt": "t"}\n')
+    found, keys = {}, set[str]()
+    for side in ("src", "tgt"):
+        for swap in (False, True):
+            entry = {"file": str(tmp_path / "pairs.jsonl"), "src": "src", "tgt": "tgt"}
+            corpus = SyntheticCorpus.model_construct(**entry, synthetic_side=side, swap=swap)
+            data = config.data.model_copy(update={"train": [corpus]})
+            own = preparation.Preparation(config.model_copy(update={"data": data}), Stop())
+            found[side, swap] = "".join(own._sentences())
+            keys.add(own._tokenizer_key)
+    texts = {("src", False): "t", ("src", True): "t", ("tgt", False): "s", ("tgt", True): "s"}
+    assert found == texts
+    assert len(keys) == 4
 
 
 def test_a_vocabulary_is_not_trained_on_lines_that_training_drops(
@@ -136,6 +171,22 @@ def test_changed_files_are_scanned_again(
     assert file.stat().st_size == stat.st_size
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert prepared(config).fingerprints["valid"] != before
+
+
+def test_the_scan_of_a_file_is_that_of_its_columns_and_settings(
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "YOUNG", -(10**9))
+    file, path = tmp_path / "rows.tsv", tiny_config()
+    file.write_text("a\tb\tc\n")
+    options = ("src: 0, tgt: 1", "src: 1, tgt: 0", "src: 0, tgt: 2", "src: 0, tgt: 1, swap: true")
+    options = (*options, "src: 0, tgt: 1, tag: <x>", "src: 0, tgt: 1, weight: 2")
+    scans = []
+    for option in options:
+        entry = load_config(path, [f"data.train=[{{file: {file}, {option}}}]"])
+        scans.append(preparation.scan_corpus(entry, entry.data.train[0], Stop()).sha256)
+    assert len(set(scans)) == len(scans) - 1
+    assert scans[-1] == scans[0]
 
 
 @pytest.mark.parametrize("number", range(4))
