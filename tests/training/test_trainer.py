@@ -17,14 +17,32 @@ from torch import Tensor
 
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, TokenBatches
+from mtrain.data.prepare import prepare
 from mtrain.runs import checkpoint
+from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.stop import Stop
 from mtrain.training import job
 from mtrain.training import trainer as training
 from mtrain.training.optimizer import Optimizer
-from mtrain.training.trainer import piece_seed
+from mtrain.training.resume import Session
+from mtrain.training.trainer import Trainer, piece_seed
 from mtrain.training.validation import Validation
 from mtrain.translation.loading import LoadedModel
+
+RATES = ("", "attention_", "activation_")
+TRAINING = (
+    "clip_norm=0.1",
+    "adam_betas=[0.8,0.98]",
+    "adam_betas=[0.9,0.9]",
+    "adam_eps=0.001",
+    "label_smoothing=0.2",
+    "optimizer=muon",
+    "subword_sampling=0.3",
+    "augment.upper=0.5",
+    "consistency=1",
+    "consistency=2",
+    "consistency=1 train.cutoff=0.5",
+)
 
 
 def test_records_are_of_all_steps_since_the_last_one(
@@ -41,6 +59,11 @@ def test_records_are_of_all_steps_since_the_last_one(
     def step(self: Optimizer, rate: float, num_tokens: int, clip_norm: float) -> Any:
         assert num_tokens == tokens[-1]
         norm = update(self, rate, num_tokens, clip_norm)
+        if not steps:  # of gradients g: g / 2 and g ** 2 / 4
+            first, second = (
+                self.moments()[f"tgt_embedding.weight.exp_avg{kind}"] for kind in ("", "_sq")
+            )
+            torch.testing.assert_close(second, first**2)
         steps.append((*self.losses.tolist(), rate, float(norm)))
         tokens.append(0)
         return norm
@@ -51,7 +74,10 @@ def test_records_are_of_all_steps_since_the_last_one(
     monkeypatch.setattr(training, "time", clock)
     settings = {"train.max_steps": 6, "train.valid_every": 6, "train.save_every": 6}
     settings |= {"train.max_tokens": 100, "train.accum_steps": 2, "train.average_last": 0}
-    config = load_config(tiny_config(**settings, **{"train.log_every": 3, "data.test": {}}))
+    config = load_config(
+        tiny_config(**settings, **{"train.log_every": 3, "data.test": {}}),
+        ["train.adam_betas=[0.5, 0.75]"],
+    )
     job.train(config, Stop())
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     records = [record for record in map(json.loads, lines) if "lr" in record]
@@ -100,6 +126,26 @@ def test_a_moving_average_is_what_is_validated_and_saved(
     saved = checkpoint.load(tmp_path / "run" / "checkpoints" / "step-00000002").weights
     torch.testing.assert_close(saved, expected)
     torch.testing.assert_close(validated[1], expected)
+
+
+def test_each_setting_of_learning_reaches_the_step(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """Each gives other weights after two steps than any of the others."""
+    path, found = (
+        tiny_config(**{"train.warmup_steps": 1, "train.max_tokens": 64}),
+        dict[bytes, str](),
+    )
+    settings = ["", "seed=8", *(f"model.{name}dropout=0.2" for name in RATES)]
+    settings += [f"train.{name}" for name in TRAINING]
+    prepared = prepare(load_config(path), Stop())
+    for setting in settings:
+        config = load_config(path, setting.split())
+        trainer = Trainer(Session(config, prepared, RunDirectory(tmp_path / "run"), Stop()))
+        stream = trainer.micro_batches()
+        for _ in range(2):
+            trainer.take_step(stream)
+        trainer.batches.close()
+        weights = torch.cat([weight.flatten() for weight in trainer.optimizer.weights.values()])
+        assert found.setdefault(weights.numpy().tobytes(), setting) == setting
 
 
 def test_each_piece_of_each_step_has_a_seed_of_its_own() -> None:
