@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -385,6 +386,15 @@ def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer
     assert found.lengths_of(0, len(found)).tolist() == encoded
     assert found.pair(0)[0].dtype == np.uint16
     assert len(build(tmp_path / "empty", [], tokenizer)) == 0
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
+def test_the_ids_of_a_large_vocabulary_are_kept(tmp_path: Path, size: int, dtype: Any) -> None:
+    encode = lambda texts: [[size - 1] for _ in texts]  # noqa: E731
+    tokenizer: Any = SimpleNamespace(vocab_size=size, longest_piece=1, encode=encode)
+    tokenizer.tag_ids = lambda tag: []
+    source, _ = build(tmp_path / "s", [("a", "b")], tokenizer).pair(0)
+    assert (source.tolist(), source.dtype) == ([size - 1], dtype)
 
 
 def test_corpora_are_one_sequence_of_pairs(tmp_path: Path, tokenizer: Tokenizer) -> None:

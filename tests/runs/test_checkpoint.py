@@ -195,6 +195,7 @@ def test_only_complete_steps_exist(tmp_path: Path) -> None:
     assert names(tmp_path / "absent") == []
 
 
+@pytest.mark.parametrize("key", ["keep_checkpoints", "average_last"])
 @pytest.mark.parametrize(
     ("saved", "keep", "best", "kept"),
     [
@@ -209,13 +210,14 @@ def test_only_complete_steps_exist(tmp_path: Path) -> None:
     ],
 )
 def test_retention(
-    tmp_path: Path, saved: list[int], keep: int, best: set[int], kept: list[int]
+    tmp_path: Path, saved: list[int], keep: int, best: set[int], kept: list[int], key: str
 ) -> None:
     """Scheduled: multiples of 10. Others are resume points, of use until the next scheduled one."""
     for step in saved:
         save(tmp_path, step)
     (tmp_path / "average").mkdir()
-    train = EVERY_10.model_copy(update={"keep_checkpoints": keep, "average_last": 0})
+    settings = {"keep_checkpoints": 1, "average_last": 0, key: keep}
+    train = EVERY_10.model_copy(update=settings)
     checkpoint.prune(tmp_path, train, {step_name(step) for step in best})
     assert names(tmp_path) == [step_name(step) for step in kept]
     trainers = [path.name for path in layout.steps(tmp_path) if (path / "trainer").is_dir()]

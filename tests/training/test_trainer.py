@@ -20,6 +20,7 @@ from mtrain.data.batches import Batch, TokenBatches
 from mtrain.data.prepare import prepare
 from mtrain.runs import checkpoint
 from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training import job
 from mtrain.training import trainer as training
@@ -130,22 +131,41 @@ def test_a_moving_average_is_what_is_validated_and_saved(
 
 def test_each_setting_of_learning_reaches_the_step(tiny_config: TinyConfig, tmp_path: Path) -> None:
     """Each gives other weights after two steps than any of the others."""
-    path, found = (
-        tiny_config(**{"train.warmup_steps": 1, "train.max_tokens": 64}),
-        dict[bytes, str](),
-    )
+    path = tiny_config(**{"train.warmup_steps": 1, "train.max_tokens": 64})
+    found, begins = dict[bytes, str](), dict[str, Tensor]()
     settings = ["", "seed=8", *(f"model.{name}dropout=0.2" for name in RATES)]
     settings += [f"train.{name}" for name in TRAINING]
     prepared = prepare(load_config(path), Stop())
     for setting in settings:
         config = load_config(path, setting.split())
         trainer = Trainer(Session(config, prepared, RunDirectory(tmp_path / "run"), Stop()))
+        begins[setting] = trainer.optimizer.weights["tgt_embedding.weight"].clone()
         stream = trainer.micro_batches()
         for _ in range(2):
             trainer.take_step(stream)
         trainer.batches.close()
         weights = torch.cat([weight.flatten() for weight in trainer.optimizer.weights.values()])
         assert found.setdefault(weights.numpy().tobytes(), setting) == setting
+    assert not begins[""].equal(begins["seed=8"])
+    assert begins[""].equal(begins["model.dropout=0.2"])
+
+
+def test_what_is_not_finite_ends_the_run(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    """Also where the loss is finite: a gradient, or a weight that would be saved."""
+    config = load_config(tiny_config())
+    run = RunDirectory(tmp_path / "run")
+    trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop()))
+    stream = trainer.micro_batches()
+    trainer.take_step(stream)
+    trainer._check_finite()
+    trainer.optimizer.weights["tgt_embedding.weight"][3, 0] = math.inf
+    with pytest.raises(UserError, match=r"step 1 .*: tgt_embedding\.weight is not finite"):
+        trainer._save()
+    trainer.optimizer.weights["tgt_embedding.weight"][3, 0] = 0.0
+    trainer.optimizer.update = lambda *_: torch.tensor(math.nan)  # type: ignore[method-assign]
+    trainer.take_step(stream)
+    with pytest.raises(UserError, match=r"step 2 .*: the loss or its gradient is not finite"):
+        trainer._check_finite()
 
 
 def test_each_piece_of_each_step_has_a_seed_of_its_own() -> None:
