@@ -91,6 +91,21 @@ def test_a_vocabulary_is_named_by_all_that_it_depends_on(
     assert len(set(keys)) == len(keys)
 
 
+def test_a_vocabulary_is_trained_with_all_settings(
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(
+        preparation, "train_tokenizer", lambda _, **options: given.update(options) or b""
+    )
+    settings = {"vocab_size": 301, "model_type": "unigram", "normalization": "nfkc"}
+    settings |= {"character_coverage": 0.99, "byte_fallback": False}
+    settings |= {"user_symbols": ["<x>"], "split_digits": True}
+    path = tiny_config(**{f"tokenizer.{key}": value for key, value in settings.items()})
+    preparation.Preparation(load_config(path), Stop())._train_tokenizer(tmp_path)
+    assert given == settings
+
+
 def test_a_vocabulary_is_trained_on_the_sides_that_no_model_made(
     config: Config, tmp_path: Path
 ) -> None:
