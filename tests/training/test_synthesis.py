@@ -23,6 +23,7 @@ from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
 from mtrain.runs import layout
 from mtrain.runs.synthetic import resolve
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -33,7 +34,7 @@ from mtrain.runtime.errors import (
 )
 from mtrain.runtime.stop import Stop
 from mtrain.training import synthesis
-from mtrain.translation.loading import load
+from mtrain.translation.loading import LoadedModel, load
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
@@ -123,6 +124,20 @@ def test_lines_that_cannot_be_translated_are_dropped_and_counted(
     assert (record["lines"], record["pairs"]) == (3, 2)
 
 
+def test_translations_that_reach_the_limit_are_dropped(
+    tmp_path: Path, trained_run: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load(trained_run)
+    made = Translator(loaded).best(LINES)
+    tokens = [len(ids) + 1 for ids in loaded.tokenizer.encode(made)]
+    limit = sorted(tokens)[15]
+    monkeypatch.setattr(LoadedModel, "target_limit", lambda *_: limit)
+    assert build(write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})) == EXIT_OK
+    kept = [line for line, count in zip(LINES, tokens, strict=True) if count < limit]
+    assert [src for src, _ in pairs_of(tmp_path / "run")] == kept
+    assert 0 < len(kept) < 16
+
+
 def test_the_least_probable_are_dropped(tmp_path: Path, trained_run: Path, build: Build) -> None:
     entry = {"src": text(tmp_path), "model": str(trained_run), "drop_worst": 0.21}
     assert build(write(tmp_path, entry)) == EXIT_OK
@@ -196,6 +211,29 @@ def test_stopped_after_each_shard_it_is_the_same(
     assert ends == [EXIT_STOPPED] * 4 + [EXIT_OK]
     assert made == [0, 0, 1, 1, 2, 2, 3, 3]
     assert (tmp_path / "run" / "synthetic" / "1" / "pairs.jsonl").read_bytes() == whole
+
+
+def test_translations_are_named_by_all_that_they_depend_on(
+    tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthesis.Synthesizer, "_check_direction", lambda *_: None)
+    entry = {"src": text(tmp_path), "model": str(trained_run)}
+    other = str(shutil.copy(tmp_path / "text", tmp_path / "other"))
+    changes = [
+        {},
+        {"tgt": other, "keep": "best"},
+        {"beam_size": 5},
+        {"sample": True},
+        {"sample": True, "top_k": 3},
+    ]
+    changes += [{"precision": "bf16"}, {"model_tag": "<x>"}, {"model": [str(trained_run)] * 2}]
+    made = []
+    for change in [*changes, {"drop_worst": 0.5}]:
+        config = load_config(write(tmp_path, entry | change))
+        made.append(synthesis.Synthesizer(config, 1, Stop(), Ranks()))
+    assert len({each.text_key for each in made}) == len(changes) + 1
+    assert len({each._name(0, [("a", "b")]) for each in made}) == len(changes)  # all are kept
+    assert made[0]._name(0, [("a", "b")]) != made[0]._name(0, [("a", "c")])
 
 
 def small_shards() -> None:
