@@ -8,6 +8,7 @@ import os
 import random
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -18,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import run_mtrain
+from conftest import made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrain.check import chunks, faults
+from mtrain.check import chunks, diagnosis, faults
 from mtrain.check.checker import Checker
 from mtrain.check.chunks import Chunk
 from mtrain.check.diagnosis import Diagnosis, diagnose
@@ -31,8 +32,11 @@ from mtrain.check.words import Characters
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.config.loading import load_config
+from mtrain.config.schema import FilterConfig
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
+from mtrain.data.filters import Selection
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.console import cut_to_width, width_of
 from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
@@ -274,6 +278,7 @@ def test_a_slipped_block_is_found_with_its_ends(tmp_path: Path, length: int, joi
     assert abs(example["line"] - 1001) <= 1
     assert abs(example["end"] - (1000 + length)) <= 1
     assert example["distance"] == -1
+    assert "targets are about 1 line(s) ahead of their sources" in example["text"]
     assert not {"misfit", "unrelated"} & {kind for _, kind in kinds(report)}
 
 
@@ -580,7 +585,10 @@ def test_a_request_to_stop_is_heard(folder: Folder) -> None:
         diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
 
 
-def test_how_the_vocabulary_fits_is_told(trained_run: Path, tmp_path: Path) -> None:
+def test_how_the_vocabulary_fits_is_told(
+    trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "MAX_ENCODED", 100)
     folder = Folder(tmp_path, {n: corpus(300, 1, HAN, "") for n in ("train", "valid", "test")})
     folder.settings["tokenizer"] = {"path": str(trained_run / "tokenizer.model")}
     report = folder.look(forecast=True)
@@ -591,6 +599,9 @@ def test_how_the_vocabulary_fits_is_told(trained_run: Path, tmp_path: Path) -> N
     assert fits["source"]["tokens_per_word"] > 3
     assert fits["source"]["unknown"] == 0
     assert report["forecast"]["vocab_size"] == 350
+    folder.data["train"][0]["weight"] = 4.0
+    weighted = folder.look(forecast=True)
+    assert 4 * weighted["forecast"]["epochs"] == pytest.approx(report["forecast"]["epochs"], 0.01)
 
 
 # --- the command line ---------------------------------------------------------------------------
@@ -662,6 +673,18 @@ def test_names_of_rows_and_scripts_of_letters() -> None:
     src, tgt = Chunk.of(found, rows, CHARACTERS).letters
     assert (src["LATIN"].tolist(), src["CYRILLIC"].tolist()) == ([2, 1], [0, 2])
     assert {script: counts.tolist() for script, counts in tgt.items()} == {"LATIN": [0, 1]}
+
+
+def test_long_pairs_are_those_that_training_drops(tokenizer: Tokenizer) -> None:
+    pairs = made_up_pairs(80, 3, longest=9)
+    pairs += [("b", tgt) for _, tgt in pairs] + [(src, "b") for src, _ in pairs]
+    lengths = np.array([[len(ids) for ids in tokenizer.encode(list(pair))] for pair in pairs])
+    chunk = Chunk.of(nothing_found(), [(n, *pair) for n, pair in enumerate(pairs)], CHARACTERS)
+    limit = int(np.median(lengths))
+    faults.find_long_pairs(chunk, tokenizer, limit)
+    passed = Selection(limit, FilterConfig()).by_length(lengths, Counter())
+    assert chunk.findings.count("long") == (~passed).sum()
+    assert (lengths.max(1) == limit).any()
 
 
 def test_chunks_end_where_they_hold_much_text() -> None:

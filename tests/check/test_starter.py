@@ -6,6 +6,7 @@ import errno
 import gzip
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,13 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     _, larger = recipe_for(replace(size, pairs=2 * pairs), has_gpu=has_gpu)
     for section, key in (("model", "d_model"), ("model", "d_ff"), ("tokenizer", "vocab_size")):
         assert larger[section][key] >= recipe[section][key]
+
+
+def test_a_recipe_by_hand() -> None:
+    """Half of 35 tokens are the target's; a step of 4,096 has 3,400 without padding."""
+    _, recipe = recipe_for(Size(29_000, 35.0, 5000, 90), has_gpu=False)
+    assert recipe["train"]["max_steps"] == round(16 * 29_000 * 17.5 / 3400 / 500) * 500 == 2500
+    assert recipe["tokenizer"]["vocab_size"] == (260 + 90 + 3500) // 100 * 100
 
 
 def test_what_is_held_out_is_nowhere_in_train(tmp_path: Path, files: tuple[Path, Path]) -> None:
@@ -314,11 +322,15 @@ def test_text_that_cannot_be_split_is_told(
     assert found_files(tmp_path) == sorted(sides)
 
 
-def test_a_pair_that_differs_in_punctuation_alone_is_not_held_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", [str.title, lambda line: f"{line} {len(line) % 2}"])
+def test_a_pair_that_differs_in_punctuation_alone_is_not_held_out(
+    tmp_path: Path, target: Callable[[str], str]
+) -> None:
+    """On both sides, or on the source's."""
     lines = [f"word{number // 2}{'!' * (number % 2)}" for number in range(200)]
     others = [f"other{number}" for number in range(20)]
     src = write(tmp_path / "a.en", [*lines, *others])
-    tgt = write(tmp_path / "a.de", [*map(str.title, lines), *others])
+    tgt = write(tmp_path / "a.de", [*map(target, lines), *others])
     write_config(request((src, tgt), tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
     valid = (tmp_path / "m" / "valid.en").read_text().split()
     assert valid

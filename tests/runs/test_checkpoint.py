@@ -351,6 +351,9 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     read, expected = checkpoint.load(output), checkpoint.average(paths)
     assert all(torch.equal(read.weights[name], w) for name, w in expected.items())
     assert read.config == CONFIG
+    for last, count in ((2, 2), (0, 3)):  # of `train.average_last`, or all that are kept
+        train, path = EVERY_10.model_copy(update={"average_last": last}), tmp_path / f"last-{last}"
+        assert len(checkpoint.average_run(run, None, path, train)) == count
     with pytest.raises(UserError, match="mean: exists already"):
         checkpoint.average_run(run, 2, output, EVERY_10)
     with pytest.raises(UserError, match=r"has 3 scheduled checkpoints.*--last"):

@@ -102,7 +102,7 @@ def edited(name: str, **values: Any) -> Harm:
 
 
 VALID, LINES = "../data/valid.tgt", "validation/average.txt"
-OTHER = {"checkpoint": "average", "step": 1}
+OTHER, OTHER_BLEU = {"checkpoint": "average", "step": 1}, b'{"step": 400, "valid/bleu": 0.5}\n'
 FAULTS: list[tuple[str, str, str, Harm]] = [
     (LAST, "damaged", "SHA-256 is not", flipped(f"{LAST}/model.safetensors")),
     (LAST, "missing", "config.yaml: missing", removed(f"{LAST}/config.yaml")),
@@ -124,6 +124,7 @@ FAULTS: list[tuple[str, str, str, Harm]] = [
     ("metrics.jsonl", "damaged", "line", appended("metrics.jsonl", '{"step": 9, "lr": [1]}\n')),
     ("metrics.jsonl", "missing", "", removed("metrics.jsonl")),
     ("metrics.jsonl", "changed", "at step 400", written("metrics.jsonl", b"")),
+    ("metrics.jsonl", "changed", "at step 400", written("metrics.jsonl", OTHER_BLEU)),
     ("metrics.jsonl", "changed", "order", appended("metrics.jsonl", '{"step": 1}\n')),
     (LINES, "damaged", "average.txt:2: invalid UTF-8", written(LINES, b"a\n\xff\n" * 6)),
     (LINES, "changed", "11 lines, but 12 pairs in its set", written(LINES, b"zwent\n" * 11)),

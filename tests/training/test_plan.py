@@ -123,6 +123,10 @@ def test_a_step_is_timed_by_a_bounded_amount_of_work(
         seconds, memory = plan._measure_step(config, Blocks(1), 320, parameters, LENGTHS[:50] + 1)
         assert (0 < seconds < 5, memory) == (True, None)
     assert rows[::2] == rows[1::2] == expected
+    monkeypatch.setattr(plan, "_seconds", lambda *_: 1.0)
+    for parameters, count in zip((10_000, 10**8), expected, strict=True):  # 4 on this process
+        seconds, _ = plan._measure_step(config, Blocks(8, 2), 320, parameters, LENGTHS[:50] + 1)
+        assert seconds == pytest.approx(4 * expected[0] / count + 1)
 
 
 def _dying(*_: object) -> None:
