@@ -197,8 +197,8 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
         raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
     if last and len(paths) < last:
         raise UserError(
-            f"{run_dir}: has {len(paths)} scheduled checkpoints in a row up to the newest "
-            f"(train.keep_checkpoints), but {last} are to be averaged; lower --last"
+            f"{run_dir}: only the newest {len(paths)} scheduled checkpoints can be averaged "
+            f"(train.keep_checkpoints), but --last is {last}; lower it"
         )
     with _saving(output):
         mean = replace(load(paths[-1]), weights=average(paths))
