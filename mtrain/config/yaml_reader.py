@@ -116,6 +116,11 @@ def quote_text(text: str) -> str:
     return text if _is_word(text) else json.dumps(text, ensure_ascii=False)
 
 
+def quote_value(value: object) -> str:
+    """Return a value as YAML in one line, as a config or `--set` may have it."""
+    return quote_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def _is_word(text: str) -> bool:
     """Whether YAML reads a text as itself without quotes."""
     special = text.lower() in _TRUE | _FALSE | _NULL

@@ -21,7 +21,7 @@ import mtrain
 from mtrain.config.changes import changed_keys, fixed_changes
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
-from mtrain.config.yaml_reader import quote_text
+from mtrain.config.yaml_reader import quote_text, quote_value
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.history import BEST
 from mtrain.runs.records import (
@@ -176,10 +176,13 @@ class RunDirectory:
             raise RefusedError(
                 f"{self.path}: this run was made with other settings; go back to them (mtrain "
                 f"train {shlex.quote(str(self.path / layout.CONFIG))}) or choose another run_dir",
-                *(f"  {key}: {old!r} in the run, {new!r} now" for key, old, new in refused),
+                *(
+                    f"  {key}: {quote_value(old)} in the run, {quote_value(new)} now"
+                    for key, old, new in refused
+                ),
             )
         for key, old, new in changed_keys(stored, config):
-            logger.info("changed setting %s: %r -> %r", key, old, new)
+            logger.info("changed setting %s: %s -> %s", key, quote_value(old), quote_value(new))
 
     def _has(self, name: str) -> bool:
         """Whether this file exists; raises `RefusedError` if only checkpoints do."""

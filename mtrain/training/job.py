@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
+from mtrain.config.yaml_reader import quote_value
 from mtrain.data.prepare import (
     Preparation,
     Prepared,
@@ -340,14 +341,17 @@ def _check_shape(config: Config, directory: Path) -> None:
     """Refuse initial weights of another shape before all text is prepared."""
     changes = changed_keys(load_stored_config(directory / layout.CONFIG), config)
     different = [
-        f"{key}: {old!r} there, {new!r} here"
+        f"{key}: {quote_value(old)} there, {quote_value(new)} here"
         for key, old, new in changes
         if (key.startswith("model.") and "dropout" not in key)
         or (key == "data.max_length" and config.model.positions == "learned")
     ]
     if different:
-        text = f"train.init_from: {directory} holds a model of another shape"
-        raise RefusedError(f"{text}: {', '.join(different)}")
+        raise RefusedError(
+            f"train.init_from: {directory} holds a model of another shape; give the config its "
+            "values of these settings",
+            *(f"  {each}" for each in different),
+        )
 
 
 def _check_machines(config: Config, ranks: Ranks, blocks: Blocks) -> None:

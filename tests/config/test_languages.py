@@ -74,7 +74,7 @@ def test_a_named_tokenizer_stands_for_any_language_and_may_not_change(
     assert "test held_out: BLEU" in capsys.readouterr().err
     assert "|tok:char|" in contents(run)["best.json"]["tests"]["held_out"]["signature"]
     assert train(config, "--set", "data.bleu_tokenize=13a") == 2
-    assert "data.bleu_tokenize: 'char' in the run, '13a' now" in capsys.readouterr().err
+    assert 'data.bleu_tokenize: char in the run, "13a" now' in capsys.readouterr().err
     assert status(run)["state"] == "complete"
     files = ["-s", config.parent / "data/test.src", "-r", config.parent / "data/test.tgt"]
     for options, name in (

@@ -194,7 +194,7 @@ def test_a_start_and_a_dry_run_refuse_and_a_run_that_began_goes_on(
     assert "warning: data.valid: 120 of 120 pairs" in capsys.readouterr().err
     assert train(config, "--set", "train.max_steps=6") == 0  # as begun before there was this test
     shown = capsys.readouterr().err
-    assert "changed setting data.allow_overlap: True -> False" in shown
+    assert "changed setting data.allow_overlap: true -> false" in shown
     assert "120 of 120 pairs are" not in shown
     assert train(config, "--dry-run") == 0
 
