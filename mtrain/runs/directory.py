@@ -173,9 +173,12 @@ class RunDirectory:
         stored = load_stored_config(self.path / layout.CONFIG)
         self._check_step(stored, config, ranks)
         if refused := fixed_changes(stored, config):
+            path, start = str(self.path), ""
+            if all(key.startswith("train.") for key, *_ in refused):
+                start = f", where train.init_from: {quote_text(path)} starts from its weights"
             raise RefusedError(
-                f"{self.path}: this run was made with other settings; go back to them (mtrain "
-                f"train {shlex.quote(str(self.path / layout.CONFIG))}) or choose another run_dir",
+                f"{path}: this run was made with other settings; go back to them (mtrain train "
+                f"{shlex.quote(f'{path}/{layout.CONFIG}')}) or choose another run_dir{start}",
                 *(
                     f"  {key}: {quote_value(old)} in the run, {quote_value(new)} now"
                     for key, old, new in refused

@@ -760,6 +760,10 @@ def refusal(run: Path, *overrides: str) -> str:
             ["data.max_length=20", "data.tgt_lang=zh", "tokenizer.vocab_size=310"],
             ["data.max_length", "data.tgt_lang", "tokenizer.vocab_size"],
         ),
+        (
+            ["train.peak_lr=1e-3", "train.label_smoothing=0.2"],
+            ["another run_dir, where train.init_from: /", "train.peak_lr", "train.label_smoothing"],
+        ),
         (["train.accum_steps=2"], ["train.accum_steps"]),
         (["train.threads=2"], ["train.threads"]),
     ],
