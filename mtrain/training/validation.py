@@ -217,7 +217,7 @@ class Validation:
         with suppress(UserError):  # the file may be gone
             sources, references, hypotheses = self._translated(best["checkpoint"])
             for note in find_faults(hypotheses, [references], sources)[:1]:
-                logger.warning("%s", note)
+                logger.warning("data.valid: %s", note)
         if self.history.outlook:
             logger.info("%s", self.history.outlook)
 

@@ -76,7 +76,7 @@ def test_the_end_of_a_run_says_what_became_of_it(
     assert lines[place + 1].startswith(f"INFO best by nll: {name}  BLEU ")
     assert lines[place + 2].startswith("INFO test held_out: BLEU ")
     assert lines[place + 3] == f"INFO signature of BLEU: {signature}"
-    assert sum(line.startswith("WARNING ") for line in lines[place:]) == 1
+    assert sum(line.startswith("WARNING data.valid: ") for line in lines[place:]) == 1
     assert lines[-3].startswith(("INFO The best step is step-", "INFO The last validation is the"))
     assert lines[-2:] == [
         f"INFO next: mtrain translate -m '{run}'",
