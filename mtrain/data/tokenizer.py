@@ -74,7 +74,7 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Read a model file; raises `UserError`."""
         if path.exists() and not path.is_file():
-            raise UserError(f"{path}: cannot read the tokenizer: not a regular file")
+            raise UserError(f"{path}: not a file; name one, such as RUN/{layout.TOKENIZER}")
         try:
             with path.open("rb") as file:
                 proto = file.read(MAX_MODEL_BYTES + 1)

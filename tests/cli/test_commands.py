@@ -333,6 +333,7 @@ MISTAKES = [
     ("train -c {config} --set data.root={tmp}/data/none --set data.valid.src=x", 1, ["none/x"]),
     ("train -c {config} --set tokenizer.vocab_size=9999", 1, ["9999", "the largest that works is"]),
     ("train -c {config} --set tokenizer.path={src}", 1, ["src", "not a SentencePiece model"]),
+    ("train -c {config} --set tokenizer.path={run}", 1, ["such as RUN/tokenizer.model"]),
     ("train -c {config} --set run_dir={src}/run", 1, ["src", "cannot use the run directory"]),
     # models
     ("translate", 2, ["--model"]),
