@@ -71,9 +71,9 @@ def path(metavar: str, text: str, **more: Any) -> Any:
     return typer.Argument(help=text, metavar=metavar, parser=as_path, **more)
 
 
-def choice(text: str) -> Any:
+def choice(text: str, **more: Any) -> Any:
     """Return an option with a fixed set of values, which the help and the shell show."""
-    return typer.Option(help=text)
+    return typer.Option(help=text, **more)
 
 
 def as_setting(text: str) -> str:
@@ -123,7 +123,9 @@ RunOrCheckpoint = Annotated[
     Path | None, path("RUN", "Run or checkpoint directory.", autocompletion=completion.runs)
 ]
 Model = Annotated[list[Path] | None, model("The same as RUN.")]
-Models = Annotated[list[Path] | None, model("The same as RUN. Repeat it for an ensemble.")]
+Models = Annotated[
+    list[Path] | None, model("The same as RUN; for an ensemble, give each model by -m.")
+]
 RunAndTexts = Annotated[
     list[str] | None,
     typer.Argument(
@@ -161,28 +163,39 @@ Precision = Annotated[
     Literal["auto", "fp32", "bf16"], choice("Number format; auto: bf16 on CUDA, else fp32.")
 ]
 
-# Search options of commands that translate, as (type, option); each overrides a key of `decode`.
+DECODE = "Search and sampling (default: decode settings of the run)"  # a panel of the help
+
+
+def search(metavar: str, text: str, *names: str, **more: Any) -> Any:
+    """Return an option that overrides a key of `decode`."""
+    return value(metavar, text, *names, rich_help_panel=DECODE, **more)
+
+
+# Search options of commands that translate, as (type, option).
 SEARCH: dict[str, tuple[Any, Any]] = {
-    "beam_size": (int, value("N", "Hypotheses kept per sentence; 1 is greedy search.", min=1)),
-    "length_penalty": (float, value("ALPHA", "Larger values prefer longer translations.", min=0)),
+    "beam_size": (int, search("N", "Hypotheses kept per sentence; 1 is greedy search.", min=1)),
+    "length_penalty": (float, search("ALPHA", "Larger values prefer longer translations.", min=0)),
     "length_norm": (
         Literal["gnmt", "power"],
-        choice("Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power)."),
+        choice(
+            "Divide scores by ((5+length)/6)^ALPHA (gnmt) or length^ALPHA (power).",
+            rich_help_panel=DECODE,
+        ),
     ),
-    "no_repeat_ngram": (int, value("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
-    "batch_tokens": (int, value("N", "Largest batch: padded source tokens x beam size.", min=1)),
+    "no_repeat_ngram": (int, search("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
+    "batch_tokens": (int, search("N", "Largest batch: padded source tokens x beam size.", min=1)),
     "tag": (str, value("TEXT", "Tag to put before each source; the model must know it.")),
     "mbr": (
         int,
-        value("N", "Choose from N hypotheses or samples by minimum Bayes risk.", min=2, max=1000),
+        search("N", "Choose from N hypotheses or samples by minimum Bayes risk.", min=2, max=1000),
     ),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {
-    "sample": (bool, flag("Sample at random instead of searching.", "--sample")),
-    "temperature": (float, value("T", "Sampling temperature; below 1 prefers likely tokens.")),
-    "top_k": (int, value("K", "Sample from the K most likely tokens; 0: from all.", min=0)),
-    "top_p": (float, value("P", "Sample from the most likely tokens that sum to probability P.")),
-    "seed": (int, value("N", "Seed of sampling; default: the run's.", min=0)),
+    "sample": (bool, search("", "Sample at random instead of searching.", "--sample")),
+    "temperature": (float, search("T", "Sampling temperature; below 1 prefers likely tokens.")),
+    "top_k": (int, search("K", "Sample from the K most likely tokens; 0: from all.", min=0)),
+    "top_p": (float, search("P", "Sample from the most likely tokens that sum to probability P.")),
+    "seed": (int, search("N", "Seed of sampling; default: the seed of the run.", min=0)),
 }
 
 Command = TypeVar("Command", bound=Callable[..., None])

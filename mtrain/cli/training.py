@@ -29,7 +29,8 @@ def train(
     ] = False,
     json_: Annotated[bool, flag("With --dry-run: print one JSON object.", "--json")] = False,
     metric_command: Annotated[
-        str | None, value("COMMAND", "Program that scores translations, for `metric: command`.")
+        str | None,
+        value("COMMAND", "Program that scores translations, for `train.metric: command`."),
     ] = None,
     metric_timeout: Annotated[
         int | None, value("SECONDS", "Longest time of this program; default: 600.", min=1)
