@@ -193,7 +193,10 @@ class Validation:
             records.append({"time": time.time()})
         passed = duration(self.run.read(layout.RUN, PROVENANCE), records)
         after = f", {passed} after the run began" if passed else ""
-        logger.info("%s at step %s%s: %s", state, f"{step:,} of {last:,}", after, path)
+        reached = f"{step:,} of {last:,}"
+        if state == "complete" and step < last:
+            reached += f" (ended by train.patience: {self.config.train.patience})"
+        logger.info("%s at step %s%s: %s", state, reached, after, path)
         best = history.best
         if best:
             scores = summary(best)

@@ -87,6 +87,15 @@ def test_the_end_of_a_run_says_what_became_of_it(
     assert logged(run)[-len(lines[place:]) :] == lines[place:]
 
 
+def test_the_end_of_a_run_names_patience(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train
+) -> None:
+    config = tiny_config(**{"train.metric": "command", "train.patience": 1, "train.max_steps": 12})
+    assert train(config, "--metric-command", "sh -c 'cat > /dev/null; echo 1'") == 0
+    end = "\nINFO complete at step 8 of 12 (ended by train.patience: 1), "
+    assert end in "\n".join(logged(tmp_path / "run"))
+
+
 def test_the_next_command_names_the_tag(
     tiny_config: TinyConfig, tmp_path: Path, train: Train
 ) -> None:
