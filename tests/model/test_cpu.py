@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +14,13 @@ from test_transformer import NORMS, assert_close, random_ids, random_values
 from torch import Tensor, nn
 
 from mtrain.model import building
-from mtrain.model.cpu import BitDropout, RowTransformer, attend_rows, packed_product
+from mtrain.model.cpu import (
+    BitDropout,
+    RowTransformer,
+    attend_rows,
+    keep_freed_memory,
+    packed_product,
+)
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.device import has_fast_bf16
 
@@ -26,6 +34,19 @@ def test_a_cpu_has_a_model_of_its_own(device: str, compiled: bool, kind: type) -
     found = building.build(shape, torch.device(device), compiled=compiled)
     assert type(found) is kind
     assert found.state_dict().keys() == random_model().state_dict().keys()
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(not HUGE_PAGES.exists(), reason="huge pages cannot be requested here")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc")
+def test_the_heap_grows_into_huge_pages() -> None:
+    keep_freed_memory()
+    regions = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    heap = [region for region in regions if "[heap]" in region]
+    sizes = [int(re.findall(r"Size: +(\d+) kB", each)[0]) for each in heap if " hg" in each]
+    assert sum(sizes) >= 256 << 10  # kB
 
 
 # --- Attention -------------------------------------------------------------------------------
