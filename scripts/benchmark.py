@@ -42,6 +42,7 @@ from mtrain.corpus.phrasebook import pairs
 from mtrain.data.batches import Batch, MicroBatch
 from mtrain.data.prepare import prepare
 from mtrain.export import ctranslate2_format
+from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import pick_device
@@ -303,6 +304,8 @@ def measure_translation(
 
 def own_translate(loaded: LoadedModel) -> Translate:
     """Return a function that translates like `mtrain translate`, without scores."""
+    if loaded.device.type == "cpu":
+        keep_freed_memory()
     translate = partial(Translator(loaded, in_processes=True).translate, scored=False)
     return lambda lines: sum(n_best[0].tokens for n_best in translate(lines)[0])
 
