@@ -9,18 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_model
+from conftest import random_model, run_mtrain
 from test_transformer import NORMS, assert_close, random_ids, random_values
 from torch import Tensor, nn
 
 from mtrain.model import building
-from mtrain.model.cpu import (
-    BitDropout,
-    RowTransformer,
-    attend_rows,
-    keep_freed_memory,
-    packed_product,
-)
+from mtrain.model.cpu import BitDropout, RowTransformer, attend_rows, packed_product
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.device import has_fast_bf16
 
@@ -42,8 +36,9 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not HUGE_PAGES.exists(), reason="huge pages cannot be requested here")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="for glibc")
 def test_the_heap_grows_into_huge_pages() -> None:
-    keep_freed_memory()
-    regions = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text())
+    show = "keep_freed_memory(); print(open('/proc/self/smaps').read())"
+    shown = run_mtrain("--version", prelude=f"from mtrain.model.cpu import *; {show}").stdout
+    regions = re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", shown)
     heap = [region for region in regions if "[heap]" in region]
     sizes = [int(re.findall(r"Size: +(\d+) kB", each)[0]) for each in heap if " hg" in each]
     assert sum(sizes) >= 256 << 10  # kB
