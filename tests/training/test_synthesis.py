@@ -404,7 +404,7 @@ def test_tokenizer_train_needs_the_synthetic_text(
 
 def test_check_and_dry_run_make_no_synthetic_text(tmp_path: Path, trained_run: Path) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
-    for command in (["train", "--dry-run"], ["check", "--no-timing"]):
+    for command in (["train", "--dry-run"], ["check"], ["check", "--no-timing"]):
         done = run_mtrain(*command, "-c", path)
         assert done.returncode == EXIT_OK, done.stderr
         assert "data.train.1: left out, as its synthetic text does not exist yet" in done.stderr
