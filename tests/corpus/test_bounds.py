@@ -496,21 +496,21 @@ def test_training_keeps_long_lines_from_the_vocabulary(tokenizer: Tokenizer) -> 
 # --- Patterns --------------------------------------------------------------------------------
 
 
-def patterns_in(value: object) -> Iterator[re.Pattern[str]]:
-    """Yield the patterns of a module's value, also those in its tables."""
+def patterns_in(value: object, seen: set[int]) -> Iterator[re.Pattern[str]]:
+    """Yield the patterns of a module's value, also those in its tables, which are read only once."""
     if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
         yield value
-    elif isinstance(value, list | tuple | dict):
+    elif isinstance(value, list | tuple | dict) and id(value) not in seen:
+        seen.add(id(value))
         for part in value.values() if isinstance(value, dict) else value:
-            yield from patterns_in(part)
+            yield from patterns_in(part, seen)
 
 
 def patterns() -> dict[re.Pattern[str], None]:
     """Return the patterns of all modules."""
     names = [found.name for found in pkgutil.walk_packages(mtrain.__path__, "mtrain.")]
-    modules = [import_module(name) for name in names if not name.endswith("__main__")]
-    values = [value for module in modules for value in vars(module).values()]
-    return dict.fromkeys(pattern for value in values for pattern in patterns_in(value))
+    modules = [vars(import_module(name)) for name in names if not name.endswith("__main__")]
+    return dict.fromkeys(patterns_in(modules, set()))
 
 
 # fmt: off
