@@ -256,7 +256,8 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
         return expected[-1]
     others = [text.removeprefix("should be ") for text in expected[1:]]
     raw = document.raw.get(key)
-    got = _shown(error["input"], raw)
+    is_text = any(each["type"] == "string_type" for each in errors)
+    got = _shown(error["input"], raw, is_text)
     advice = next(filter(None, (_number_advice(each, raw) for each in errors)), "")
     return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}"
 
@@ -335,9 +336,9 @@ def _number_advice(error: Any, raw: str | None) -> str:
     return ""
 
 
-def _shown(value: object, raw: str | None) -> str:
-    """Show a value as it was written, with advice for YAML's boolean words."""
-    if isinstance(value, bool) and raw is not None:
+def _shown(value: object, raw: str | None, is_text: bool) -> str:
+    """Show a value as it was written, with advice for YAML's boolean words if it is to be text."""
+    if isinstance(value, bool) and raw is not None and is_text:
         read = "" if raw.lower() in ("true", "false") else ", which YAML reads as a boolean"
         return f'{raw}{read}: write "{raw}" in quotes if the word is meant'
     if isinstance(value, dict):

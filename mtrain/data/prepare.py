@@ -354,8 +354,9 @@ class Preparation:
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
         if any(part.weight != 1 for part in store.parts):
             for corpus, part in zip(self.config.data.available_train, store.parts, strict=True):
+                name = " ".join(filter(None, (describe(corpus), corpus.tag)))
                 size = f"{part.stop - part.start:,}"
-                logger.info("train: %s: %s pairs x %.4g", describe(corpus), size, part.weight)
+                logger.info("train: %s: %s pairs x %.4g", name, size, part.weight)
         for reason, count in store.counts.items():
             is_suspicious = reason == NOT_UTF8 and count > MAX_INVALID * read
             level = logging.WARNING if is_suspicious else logging.INFO

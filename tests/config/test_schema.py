@@ -257,6 +257,7 @@ ADDED = [
     ("train: {adam_betas: [0.9, 2]}", "7: train.adam_betas less than 1, got 2"),
     ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
     ("train: {device: gpu}", "7: train.device: described, got 'gpu' cuda:N"),
+    ("model: {tie_embeddings: true}", "7: model.tie_embeddings: 'output' or 'none', got true (emb"),
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
     ("tokenizer: {character_coverage: 0.9}", "7: tokenizer.character_coverage: 0.98, got 0.9"),
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),

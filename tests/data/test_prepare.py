@@ -391,6 +391,19 @@ def test_a_set_without_pairs_is_named_by_its_key(tiny_config: TinyConfig, tmp_pa
         prepared(load_config(tiny_config(**{"data.test": {"held_out": empty}})))
 
 
+def test_weighted_corpora_are_logged_with_their_tags(
+    tiny_config: TinyConfig, logged: pytest.LogCaptureFixture
+) -> None:
+    (entry,) = load_config(tiny_config()).data.train
+    files = {"src": entry.src, "tgt": entry.tgt}
+    tagged = [{**files, "tag": "<a>", "weight": 2}, {**files, "tag": "<b>"}]
+    tags = {"data.valid": {**files, "tag": "<a>"}, "data.test": {}}
+    prepared(load_config(tiny_config(**{"data.train": tagged, **tags})))
+    name = f"train: {entry.src} + {entry.tgt}"
+    weighted = [line for line in logged.messages if line.startswith(name)]
+    assert weighted == [f"{name} <a>: 120 pairs x 2", f"{name} <b>: 120 pairs x 1"]
+
+
 def test_weights_that_leave_no_pair_are_refused(tiny_config: TinyConfig, tmp_path: Path) -> None:
     (entry,) = load_config(tiny_config()).data.train
     settings = {"data.train": [{"src": entry.src, "tgt": entry.tgt, "weight": 1e-9}]}

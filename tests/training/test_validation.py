@@ -85,6 +85,8 @@ def test_the_end_of_a_run_says_what_became_of_it(
     # the same command again: the same end
     assert train(config) == 0
     assert logged(run)[-len(lines[place:]) :] == lines[place:]
+    assert train(config, "--set", "train.max_steps=4") == 0
+    assert "\nINFO complete at step 8 (train.max_steps: 4), " in "\n".join(logged(run))
 
 
 def test_the_end_of_a_run_names_patience(
