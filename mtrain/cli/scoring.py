@@ -9,7 +9,7 @@ from mtrain.cli.options import file, path, value
 from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.runtime import log
 from mtrain.runtime.console import writing
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.outputs import refuse_overwriting, write_output
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, s
     from mtrain.runs import sets
 
     run = sets.read_run_of(model)
-    corpus, text = sets.read_set(run, sets.key_of(run, name))
+    key = sets.key_of(run, name)
+    try:
+        corpus, text = sets.read_set(run, key)
+    except UserError as error:
+        raise UserError(f"{error}; give files with -s/--source and -r/--reference") from None
     assert run.config is not None
     return text.sources, [text.references], run.config.data.languages(corpus)[1], corpus.tag
 

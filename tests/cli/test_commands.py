@@ -829,6 +829,8 @@ def test_eval_scores_the_run_s_own_sets(
     changed.write_text(json.dumps({**content, "test": {"held_out": "0" * 64}}))
     refused = command("eval", tmp_path / "copy", "--on", "held_out")
     assert (refused.code, refused.out) == (1, "")
+    advice = "data.test.held_out: changed, and so not known to be the text of the run; give files"
+    assert advice in refused.err
 
 
 def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) -> None:
