@@ -193,8 +193,10 @@ class Validation:
             records.append({"time": time.time()})
         passed = duration(self.run.read(layout.RUN, PROVENANCE), records)
         after = f", {passed} after the run began" if passed else ""
-        reached = f"{step:,} of {last:,}" if step <= last else f"{step:,} (train.max_steps: {last:,})"
-        if state == "complete" and step < last:
+        reached = f"{step:,} of {last:,}"
+        if step > last:  # an earlier start had a larger limit
+            reached = f"{step:,} (train.max_steps: {last:,})"
+        elif state == "complete" and step < last:
             reached += f" (ended by train.patience: {self.config.train.patience})"
         logger.info("%s at step %s%s: %s", state, reached, after, path)
         best = history.best

@@ -497,7 +497,7 @@ def test_training_keeps_long_lines_from_the_vocabulary(tokenizer: Tokenizer) -> 
 
 
 def patterns_in(value: object, seen: set[int]) -> Iterator[re.Pattern[str]]:
-    """Yield the patterns of a module's value, also those in its tables, which are read only once."""
+    """Yield the patterns of a module's value, also in its tables, each read once."""
     if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
         yield value
     elif isinstance(value, list | tuple | dict) and id(value) not in seen:
