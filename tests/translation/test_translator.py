@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TinyConfig, made_up_pairs, random_model, run_mtrain
+from conftest import TinyConfig, Train, made_up_pairs, random_model, run_mtrain
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -553,18 +553,19 @@ def test_bf16_translates(trained_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_small_model_learns_to_reverse_and_translate(tiny_config: TinyConfig) -> None:
+def test_a_small_model_learns_to_reverse_and_translate(
+    tiny_config: TinyConfig, train: Train
+) -> None:
     """Up to six words in reverse order; nearly all unseen lines are translated correctly."""
     model = {"d_model": 96, "num_heads": 4, "d_ff": 192, "dropout": 0.0}
-    train = {"schedule": "linear", "peak_lr": 0.003, "warmup_steps": 100, "max_tokens": 1024}
-    train |= {"max_steps": 1500, "save_every": 750, "valid_every": 1500}
-    settings = {f"train.{key}": value for key, value in train.items()}
+    steps = {"max_steps": 1500, "warmup_steps": 100, "save_every": 750, "valid_every": 1500}
+    steps |= {"schedule": "linear", "peak_lr": 0.003, "max_tokens": 1024, "log_every": 500}
+    settings = {f"train.{key}": value for key, value in steps.items()}
     settings |= {f"model.{key}": value for key, value in model.items()}
     layers = {"model.num_encoder_layers": 2, "model.num_decoder_layers": 2}
     text = {"pairs": 8000, "longest": 6, "tokenizer.vocab_size": 350}
     config = tiny_config(**settings, **layers, **text)
-    done = run_mtrain("train", "-c", config)
-    assert done.returncode == 0, done.stderr
+    assert train(config) == 0
     unseen = sorted(set(made_up_pairs(300, 16, 6)) - set(made_up_pairs(8000, 1, 6)))
     found = Translator(loading.load(config.parent / "run", device="cpu", beam_size=1))
     answers = found.best([src for src, _ in unseen])
