@@ -259,6 +259,17 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     assert (tmp_path / "served" / "config.json").exists()
 
 
+@pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
+@pytest.mark.parametrize("option", [{"no_repeat_ngram": 1}, {"sample": True, "temperature": 9.0}])
+def test_sampling_and_banned_repeats_of_the_run_do_not_spoil_the_comparison(
+    loaded_model: LoadedModel, tmp_path: Path, to: str, option: dict[str, Any]
+) -> None:
+    decode = override_decode(loaded_model.decode, **option)
+    other = replace(loaded_model, decode=decode)
+    assert Translator(other).best(SOURCES) != Translator(loaded_model).best(SOURCES)
+    assert write(other, tmp_path / "served", to=to)[0].endswith("lines equal (100.0%)")
+
+
 @pytest.mark.parametrize(
     ("module", "form", "extra"),
     [
