@@ -107,7 +107,7 @@ def _number_of_lines(texts: list[str], input_: str) -> int | None:
     """Return the number of lines to translate, if a progress bar can show it."""
     if texts or not log.is_on_terminal() or not Path(input_).is_file():
         return len(texts) or None
-    return scan_file(Path(input_), lambda: None)[0]
+    return scan_file(Path(input_), lambda: None, is_utf8=False)[0]
 
 
 def _input_of(texts: list[str], input_: str | None) -> str:

@@ -1346,6 +1346,14 @@ def test_a_terminal_is_told_what_was_written(trained_run: Path, tmp_path: Path) 
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_a_terminal_does_not_refuse_carriage_returns(trained_run: Path, tmp_path: Path) -> None:
+    """The progress bar counts the lines first."""
+    (tmp_path / "in").write_bytes(b"bavo" + b"\r" * 50)
+    typed(b"", "translate", "-m", trained_run, "-i", "in", "-o", "out", cwd=tmp_path)
+    piped = run_mtrain("translate", "-m", trained_run, "-i", "in", cwd=tmp_path)
+    assert (tmp_path / "out").read_text() == piped.stdout
+
+
 def test_flags_show_no_type_in_the_help(command: Command) -> None:
     shown = command("--help").out.splitlines()
     flags = [line for line in shown if "--version" in line or "--debug" in line]
