@@ -46,8 +46,8 @@ def sets(context: typer.Context) -> list[str]:
 
     # in an unfinished line, arguments are not parsed yet
     models = context.params.get("model") or context.args
-    with suppress(UserError, OSError, IndexError):
-        return list(names(read_run_of(Path(str(models[0])))))
+    with suppress(UserError, OSError, IndexError, ValueError):
+        return list(names(read_run_of(Path(expand_path(str(models[0]))))))
     return []
 
 

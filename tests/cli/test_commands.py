@@ -234,6 +234,8 @@ def test_the_shell_completes_commands() -> None:
         ("report $NOWHERE/runs/o", []),
         ("eval -m runs/one --on ", ["held_out", "valid"]),
         ("eval runs/one --on v", ["valid"]),
+        ("eval ~/runs/one --on v", ["valid"]),
+        ("eval $NOWHERE/runs/one --on v", []),
         ("train --set train.max_", ["train.max_steps", "train.max_tokens"]),
         ("train --set nowhere", []),
         ("translate --precision ", ["auto", "bf16", "fp32"]),
