@@ -311,7 +311,7 @@ def _refuse_moved(settings: Path, run_dir: Path) -> None:
     if not (actual / layout.RUN).exists() or _is_same(actual, run_dir):
         return
     stored = load_stored_config(settings).run_dir
-    if stored == str(run_dir):
+    if Path(stored) == run_dir:
         option = shlex.quote(f"run_dir={quote_text(str(actual))}")
         raise RefusedError(
             f"{settings}: is the config of the run in {actual}, but its run_dir is {stored}; add "

@@ -279,6 +279,20 @@ def test_the_stored_config_goes_on_with_a_run(train: Train, run: Path) -> None:
     assert status(run)["step"] == 6
 
 
+@pytest.mark.parametrize("spelling", ["run", "run/", "./run"])
+def test_the_stored_config_of_a_moved_run_starts_no_other_run(
+    train: Train, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, spelling: str
+) -> None:
+    monkeypatch.chdir(run.parent)
+    own = run.rename(run.with_name("moved")) / "config.yaml"
+    own.write_text(own.read_text().replace(f"run_dir: {run}", f"run_dir: {spelling}"))
+    assert train(own) == 2
+    assert f"its run_dir is {spelling}; add --set run_dir={run.parent}/moved" in (
+        capsys.readouterr().err
+    )
+    assert not run.exists()
+
+
 def test_a_run_whose_first_save_failed_starts_again(
     train: Train, tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
