@@ -133,12 +133,14 @@ def scheduled_steps(directory: Path, train: TrainConfig) -> list[Path]:
     return [path for path in steps(directory) if train.is_scheduled(step_of(path) or 0)]
 
 
-def last_scheduled(directory: Path, newest: int, save_every: int, count: int) -> list[Path]:
-    """Return the paths that the last `count` checkpoints of a run with the last step `newest`
-    should have, oldest first.
+def last_scheduled(directory: Path, last: int, train: TrainConfig, count: int) -> list[Path]:
+    """Return the paths that the last `count` scheduled checkpoints of a run with the last step
+    `last` should have, oldest first.
     """
-    earlier = range((newest - 1) // save_every * save_every, 0, -save_every)
-    return [directory / layout.step_name(step) for step in (newest, *earlier)[:count]][::-1]
+    every = train.save_every
+    earlier = range((last - 1) // every * every, 0, -every)
+    wanted = [step for step in (last, *earlier) if train.is_scheduled(step)]
+    return [directory / layout.step_name(step) for step in wanted[:count]][::-1]
 
 
 def intact_suffix(paths: list[Path]) -> list[Path]:
@@ -188,7 +190,7 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     manifest.check_new(output)
     newest = layout.last_step(scheduled_steps(directory, train))
     count = last or train.average_last or train.keep_checkpoints
-    wanted = last_scheduled(directory, newest, train.save_every, count)
+    wanted = last_scheduled(directory, newest, train, count)
     paths = intact_suffix(wanted)
     if len(paths) < count:
         for path in filter(Path.exists, wanted):

@@ -250,7 +250,7 @@ class Validation:
         too few, or if this average has been validated.
         """
         directory, train = self.run.checkpoints, self.config.train
-        paths = checkpoint.last_scheduled(directory, step, train.save_every, train.average_last)
+        paths = checkpoint.last_scheduled(directory, step, train, train.average_last)
         intact = checkpoint.intact_suffix(paths)
         if len(intact) < len(paths):
             damaged = paths[-1 - len(intact)]

@@ -374,8 +374,9 @@ def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
     assert len(checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)) == 2
 
 
-@given(st.integers(1, 99), st.integers(1, 9))
-def test_the_last_scheduled_checkpoints(newest: int, count: int) -> None:
-    paths = checkpoint.last_scheduled(Path("c"), newest, 10, count)
-    expected = sorted({newest, *range(10, newest, 10)})[-count:]
+@given(st.integers(1, 99), st.integers(1, 9), st.booleans())
+def test_the_last_scheduled_checkpoints(last: int, count: int, is_end: bool) -> None:
+    train = TrainConfig(save_every=10, valid_every=10, max_steps=last + (not is_end))
+    paths = checkpoint.last_scheduled(Path("c"), last, train, count)
+    expected = sorted({*range(10, last + 1, 10)} | ({last} if is_end else set()))[-count:]
     assert [layout.step_of(path) for path in paths] == expected

@@ -702,6 +702,16 @@ def test_patience_is_counted_over_stops(run: Path, monkeypatch: pytest.MonkeyPat
     assert status(run)["step"] == 12
 
 
+def test_a_resume_point_is_not_averaged_where_patience_is_lowered(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, 5.0, 4.0, 1.0)
+    stop(run, 18, "data.test={}")
+    start(run, "data.test={}", "train.patience=1")
+    assert status(run)["step"] == 18
+    assert best_of(run)["average"]["of"] == ["step-00000008", "step-00000012", "step-00000016"]
+
+
 def test_the_best_checkpoint_outlives_an_average_that_was_better(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
