@@ -69,13 +69,14 @@ class History(BaseModel, populate_by_name=True):
 
     def cut(self, step: int, train: TrainConfig) -> None:
         """Drop what an uninterrupted run would not have at a step: entries after it or at steps
-        where no validation is due now, and the average and tests of another end.
+        where no validation is due now, the average and tests of another end, and an average that
+        is not wanted any more.
         """
         entries = [entry for entry in self.entries if entry["step"] <= step]
         self.entries = [entry for entry in entries if train.is_validated(entry["step"])]
         end = step if self.is_end(step, train) else None
         self.tests = {name: test for name, test in self.tests.items() if test["step"] == end}
-        if self.average and self.average["step"] != end:
+        if self.average and (self.average["step"] != end or train.average_last < 2):
             self.average = None
 
     def is_end(self, step: int, train: TrainConfig) -> bool:

@@ -712,6 +712,18 @@ def test_a_resume_point_is_not_averaged_where_patience_is_lowered(
     assert best_of(run)["average"]["of"] == ["step-00000008", "step-00000012", "step-00000016"]
 
 
+def test_an_average_that_is_not_wanted_any_more_is_not_the_best(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["train.max_steps=8", "data.test={}"]
+    script(monkeypatch, 50, 90)
+    start(run, *overrides)
+    assert best_of(run)["best"]["checkpoint"] == "average"
+    start(run, *overrides, "train.average_last=0")
+    assert best_of(run)["best"]["checkpoint"] == "step-00000008"
+    assert best_of(run)["average"] is None
+
+
 def test_the_best_checkpoint_outlives_an_average_that_was_better(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
