@@ -36,7 +36,7 @@ from mtrain.runs.records import (
 )
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files, lock
-from mtrain.runtime.errors import RefusedError, UserError, printable
+from mtrain.runtime.errors import RefusedError, UserError, as_user_error, printable
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
@@ -159,8 +159,10 @@ class RunDirectory:
             )
 
     def failure(self, error: OSError) -> UserError:
-        """Turn a system error into a `UserError`."""
-        path = error.filename or self.path
+        """Turn a system error, which may be about a file elsewhere, into a `UserError`."""
+        path = Path(str(error.filename or self.path))
+        if not (path.is_relative_to(self.path) or self.path.is_relative_to(path)):
+            return as_user_error(error)
         return UserError(f"{path}: cannot use the run directory: {error.strerror or error}")
 
     def check_settings(self, config: Config, ranks: int) -> None:

@@ -156,6 +156,15 @@ def test_what_is_no_file_or_directory_of_a_run_ends_the_start(
     assert "train.log: cannot use the run directory: not a regular" in capsys.readouterr().err
 
 
+def test_an_error_of_a_file_elsewhere_is_not_one_of_the_run(
+    train: Train, tmp_path: Path, tiny_config: TinyConfig, capsys: Captured
+) -> None:
+    name = "x" * 300  # too long; as in a directory of somebody else, asking for it is an error
+    config = tiny_config(**{"data.valid": {"src": str(tmp_path / name), "tgt": name}})
+    assert train(config) == 1
+    assert f"{name}: File name too long" in capsys.readouterr().err
+
+
 # --- a directory that is held, or removed while it is used ------------------------------------
 
 
