@@ -21,8 +21,9 @@ from sacrebleu.metrics.chrf import CHRF
 from mtrain.config.loading import load_config, parse_stored_config
 from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
-from mtrain.runs import layout
+from mtrain.runs import layout, manifest
 from mtrain.runs.synthetic import resolve
+from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
@@ -136,6 +137,15 @@ def test_translations_that_reach_the_limit_are_dropped(
     kept = [line for line, count in zip(LINES, tokens, strict=True) if count < limit]
     assert [src for src, _ in pairs_of(tmp_path / "run")] == kept
     assert 0 < len(kept) < 16
+
+
+def test_a_model_may_repeat_a_comma_in_every_line(tmp_path: Path) -> None:
+    lines = [synthesis.SyntheticLine(", " * 260, -1.0, synthesis.AT_LIMIT)] * 2000
+    data = synthesis.SHARD_FORM.dump_json(lines)
+    manifest.write_directory(
+        tmp_path / "shard", lambda path: files.write_bytes(path / synthesis.LINES, data)
+    )
+    assert synthesis._open_shard(tmp_path / "shard") == lines
 
 
 def test_the_least_probable_are_dropped(tmp_path: Path, trained_run: Path, build: Build) -> None:
