@@ -44,6 +44,8 @@ HEADER = "a first row that looks like names of columns (give them by name: src: 
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
 _NAMES |= {"translation", "reference", "input", "output", *(n.lower() for n in NAMES.values())}
+_ROW_NAMES = "__index_level_0__"  # the first column of a CSV file, if the header does not name it
+_QUOTE = "in a CSV file, put text that holds a comma in double quotes"
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 # Errors of a cache that cannot be written.
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -302,8 +304,14 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     name, options = corpus.dataset, {"split": corpus.split, "streaming": corpus.streaming}
     if (root / name).is_dir():
         reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
-        options |= _csv_options(corpus) if reader == "csv" else {}
-        return datasets.load_dataset(reader, data_files=files, **options)
+        if reader != "csv":
+            return datasets.load_dataset(reader, data_files=files, **options)
+        options |= _local_csv_options(chain.from_iterable(files.values()))
+        dataset = datasets.load_dataset(reader, data_files=files, **options)
+        # not known before a streamed row is read
+        if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
+            raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
+        return dataset
     if name.startswith(("/", ".")):
         raise UserError(f"dataset {name}: no such directory: {(root / name).absolute()}")
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
@@ -335,6 +343,17 @@ def _csv_options(corpus: HubCorpus) -> dict[str, Any]:
     return {"converters": dict.fromkeys(columns, str), "keep_default_na": False, "usecols": columns}
 
 
+def _local_csv_options(files: Iterable[str]) -> dict[str, Any]:
+    """Return the same options for files on disk, without `usecols`: with it, the reader drops the
+    end of a row that has too many cells, such as text with a comma and no quotes.
+    """
+    import pandas
+
+    headers = (pandas.read_csv(file, nrows=0, encoding_errors="replace") for file in files)
+    columns = set(chain.from_iterable(header.columns for header in headers))
+    return {"converters": dict.fromkeys(sorted(columns), str), "keep_default_na": False}
+
+
 def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
     """Return the reader for the files of a local dataset, and the files of each split. Its card is
     not read: it may name any file or address.
@@ -360,6 +379,7 @@ def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
 def _loading(name: str) -> Iterator[None]:
     """Turn errors of the library into `UserError`."""
     from datasets.exceptions import DatasetsError
+    from pandas.errors import ParserError
 
     # errors of a malformed dataset card
     card_errors = (AttributeError, LookupError, TypeError, ValueError)
@@ -370,6 +390,8 @@ def _loading(name: str) -> Iterator[None]:
         advice = ""
         if isinstance(cause, OSError) and cause.errno in _UNWRITABLE:
             advice = "; if that is the cache of datasets, set HF_HOME to another directory"
+        elif isinstance(cause, ParserError):
+            advice = f"; {_QUOTE}"
         raise UserError(f"{name}: cannot load: {first_line(cause)}{advice}") from None
 
 

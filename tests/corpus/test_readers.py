@@ -596,12 +596,34 @@ def test_a_dataset_of_csv_is_read_as_it_is(tmp_path: Path, streaming: bool) -> N
     """What looks like a number, a truth value or nothing in a column stays text."""
     rows = [("007", "1,50"), ("True", "None"), ("1.0", "NA")]
     (tmp_path / "set").mkdir()
-    lines = ["de,score,en", *(f'{src},,"{tgt}"' for src, tgt in rows)]
+    scores = (1, "x", "")  # of several types
+    numbered = zip(rows, scores, strict=True)
+    lines = ["de,score,en", *(f'{src},{score},"{tgt}"' for (src, tgt), score in numbered)]
     (tmp_path / "set" / "train.csv").write_text("\n".join(lines) + "\n")
     corpus = HubCorpus(dataset="set", split="train", src="de", tgt="en", streaming=streaming)
     assert read(corpus, root=tmp_path)[0] == rows
     (tmp_path / "set" / "train.jsonl").write_text("{}\n")
     assert "plain text; it has csv, json" in error_of(corpus, root=tmp_path)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("de,en\nA,B\nHallo, Welt,Hello\n", "2 fields in line 3, saw 3; in a CSV file, put"),
+        ("de,en\nHallo, Welt,Hello\nA,B\n", "a row has more cells than the header; in a CSV"),
+        ("de;en\nA;B\n", "no field de; it has de;en"),
+        ("Hallo,Hello\nA,B\n", "no field de; it has Hallo, Hello"),
+    ],
+)
+def test_text_with_a_comma_but_no_quotes_in_a_csv_is_refused(
+    tmp_path: Path, streaming: bool, lines: str, words: str
+) -> None:
+    """Its end is not dropped, nor read as the other side."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.csv").write_text(lines)
+    corpus = HubCorpus(dataset="set", split="train", src="de", tgt="en", streaming=streaming)
+    assert words in error_of(corpus, root=tmp_path)
 
 
 def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) -> None:
