@@ -29,6 +29,7 @@ CLEAR_EVIDENCE = 5.0  # median in nats, by which pairs match better than neighbo
 MAX_WRONG = 0.05  # fraction of pairs that match no better than unrelated lines
 WRONG = "about {:.0%} of the pairs do not look like translations: are they aligned?"
 MIN_RELATED = 1000  # pairs, from which every parallel corpus has associated words
+MIN_KNOWN = 0.5  # fraction of pairs with words that may have associates, to expect some
 NO_WORDS = "hardly any words of the sides match: are they aligned line for line?"
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
@@ -191,7 +192,12 @@ class Profile:
             corpus.add_message("unrelated", UNRELATED)
         elif (wrong := self._fraction_wrong(evidence, src, tgt)) > MAX_WRONG:
             corpus.add_message("unrelated", WRONG.format(wrong))
-        elif (low or len(src) >= MIN_RELATED) and not self.has_associations:
+        elif (
+            (low or len(src) >= MIN_RELATED)
+            and not self.has_associations
+            # not in text of very few different words, which tell no pairs apart
+            and self.associations.fraction_known(src, tgt) >= MIN_KNOWN
+        ):
             corpus.add_message("unrelated", NO_WORDS)
 
 

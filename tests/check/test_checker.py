@@ -386,6 +386,15 @@ def test_words_show_that_lines_of_a_few_patterns_go_together(folder: Folder) -> 
     assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
+def test_sound_text_of_very_few_words_seems_related(folder: Folder) -> None:
+    """Each word is in so many lines that none shows which lines go together."""
+    draw = random.Random(7)
+    rows = [draw.choices(range(12), k=draw.randint(3, 12)) for _ in range(PAIRS)]
+    for words, name in ((LEFT, "train.xa"), (RIGHT, "train.xb")):
+        folder.bytes[name] = [" ".join(words[n] for n in row).encode() for row in rows]
+    assert ("data.train.0", "unrelated") not in kinds(folder.look())
+
+
 @pytest.mark.parametrize("slip", [1, 700])
 def test_lines_of_documents_that_slipped_are_noticed(folder: Folder, slip: int) -> None:
     """Lines of one subject have words that come together, whichever lines are paired."""
