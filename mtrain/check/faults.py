@@ -22,6 +22,7 @@ MIN_LANGUAGE_NATS = 7.0  # evidence that a line is in the other side's language
 # Distance from the normal ratio of lengths: of the logarithm (three times), standard deviations.
 MIN_LOG_DISTANCE, MIN_DEVIATIONS = 1.1, 5.0
 MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to report it
+MIN_LOST = 5  # question marks, more than half of a text, that stand for letters
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags: normal in emoji and in scripts that join letters or
@@ -62,6 +63,8 @@ _MOJIBAKE = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTE_O
 _WINDOWS_1251 = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
+# A question mark between letters of a word, but not one that ends a sentence.
+_IN_WORD = regex.compile(r"\p{L}\?+\p{Ll}|\p{Lu}\?+\p{Lu}")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
 _TAG = (
     r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
@@ -82,6 +85,9 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     are translations, 0 for pairs with another finding, and the pairs that do not look like them.
     """
     _find_text_faults(chunk)
+    lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
+    for side in (0, 1):
+        chunk.add("lost", lost[side] & ~lost[1 - side], side)
     is_reported = np.array(chunk.blank.any(0))
     chunk.add("blank", is_reported)
     same = np.array([is_identical(pair) for pair in zip(*chunk.texts, strict=True)], bool)
@@ -194,6 +200,17 @@ def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
         yield "markup", _find(_MARKUP, text)
     if "@" in text or "#" in text or "▁" in text or "￭" in text or "<" in text:
         yield "subwords", _find(_SUBWORD_MARKS, text)
+
+
+def _has_lost_letters(text: str) -> bool:
+    """Whether letters seem to be replaced by question marks, as by a conversion to an encoding that
+    lacks them.
+    """
+    count = text.count("?")
+    if not count or "://" in text:
+        return False
+    is_most = count >= MIN_LOST and 2 * count > len("".join(text.split()))
+    return is_most or _IN_WORD.search(text) is not None
 
 
 def _invisible(text: str, *, is_rtl: bool) -> "regex.Pattern[str]":

@@ -42,6 +42,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "control": (WARNING, "control characters, other line breaks"),
     "invisible": (WARNING, "zero-width characters, soft hyphens, direction marks"),
     "no_character": (WARNING, "U+FFFD, private-use or undefined characters"),
+    "lost": (WARNING, "question marks in place of letters"),
     "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "subword marks, such as @@"),

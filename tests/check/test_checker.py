@@ -252,6 +252,19 @@ def test_one_odd_pair_is_named(folder: Folder) -> None:
     assert report["errors"] == 0
 
 
+def test_letters_that_became_question_marks_are_found(folder: Folder) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    for row, text in enumerate((b"sch?n", b"GR??E", b"?" * 4 + b" a" + b" ?" * 200)):
+        tgt[100 + row] += b" " + text
+    sound = ["Was?Nein!", "ende????", "???", "http://a.de/b?c=d", "什么?我", "뭐?나"]
+    for row, text in enumerate(sound):
+        tgt[200 + row] += f" {text}".encode()
+    for side in (src, tgt):
+        side[300] += b" files a?b"  # on both sides, thus intended
+    report = folder.look()
+    assert places(report, "lost") == [("train.xb", row) for row in (101, 102, 103)]
+
+
 @pytest.mark.parametrize("fraction", [0.1, 0.4])
 def test_a_fraction_of_swapped_pairs_is_found(folder: Folder, fraction: float) -> None:
     chosen = random.Random(4).sample(range(PAIRS), int(fraction * PAIRS))
