@@ -40,6 +40,7 @@ _READERS = "datasets.packaged_modules"
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 SUFFIXES |= {".arrow": "arrow", ".txt": "text"}
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
+QUOTED = "rows with quotes of CSV, which become part of the text (use JSON lines instead)"
 HEADER = "a first row that looks like names of columns (give them by name: src: {}, tgt: {})"
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
@@ -145,12 +146,19 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         header = first.split("\t") if number == 1 else []
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
     least, columns = max(src, tgt) + 1, len(header)  # `columns`: those of the first row
+    first_lines: dict[str, int] = {}  # of the kinds of odd rows
+
+    def count(odd: str) -> None:
+        reading.counts[f"{odd}, from line {first_lines.setdefault(odd, number)} on"] += 1
+
     for number, line in lines:
         cells, reason = line.split("\t"), ""
-        if len(cells) < least:
+        if len(cells) < least and is_blank(line):
+            reason = "blank; remove the line"
+        elif len(cells) < least:
             has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
             needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
-            reason = f"{has}, but {needs} (columns are numbered from 0)"
+            reason = f"{has}, but {needs} (columns are numbered from 0); fix or remove the line"
         elif header and len(cells) > len(header):
             has = f"has {len(cells)} columns, but the first line names {len(header)}"
             reason = f"{has}: is a tab part of a text?"
@@ -159,10 +167,18 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
             continue
         columns = columns or len(cells)
         if len(cells) != columns:
-            reading.counts[OTHER_COLUMNS] += 1
+            count(OTHER_COLUMNS)
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
             reading.counts[HEADER.format(cells[src].strip(), cells[tgt].strip())] += 1
+        if '""' in line and (_is_quoted(cells[src]) or _is_quoted(cells[tgt])):
+            count(QUOTED)
         yield number, cells[src], cells[tgt]
+
+
+def _is_quoted(cell: str) -> bool:
+    """Whether a cell is in quotes and quotes in it are doubled, as programs write CSV."""
+    inner = cell[1:-1]
+    return f'"{inner}"' == cell and '""' in inner and '"' not in inner.replace('""', "")
 
 
 def _is_name(cell: str) -> bool:

@@ -29,7 +29,7 @@ from mtrain.corpus.lines import (
     reading_from,
 )
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
-from mtrain.corpus.tables import OTHER_COLUMNS
+from mtrain.corpus.tables import OTHER_COLUMNS, QUOTED
 from mtrain.runtime.errors import EXIT_FAILED, UserError
 
 # Characters that `str.splitlines` splits on, NUL, and a carriage return that ends no line.
@@ -355,7 +355,15 @@ def test_rows_of_a_tsv_with_other_columns_than_the_first_are_counted(tmp_path: P
     corpus = table(tmp_path, "a.tsv", "a\tb\tx\nc\td\ne\tf\tg\th\n", 0, 1)
     found, counts = read(corpus)
     assert found == [("a", "b"), ("c", "d"), ("e", "f")]
-    assert counts == {OTHER_COLUMNS: 2}
+    assert counts == {f"{OTHER_COLUMNS}, from line 2 on": 2}
+
+
+def test_cells_of_a_tsv_that_are_quoted_as_in_csv_are_counted(tmp_path: Path) -> None:
+    assert read(table(tmp_path, "b.tsv", "\t\n", 0, 1), keep_blank=True)[0] == [("", "")]
+    rows = ['a\t"b"', '"say ""a"""\tb', 'a\t"""b"", c"', 'x = ""\t""', '"a" "" "b"\tb', '"\t""']
+    found, counts = read(table(tmp_path, "a.tsv", "\n".join(rows), 0, 1))
+    assert found == [tuple(row.split("\t")) for row in rows]
+    assert counts == {f"{QUOTED}, from line 2 on": 2}
 
 
 @pytest.mark.parametrize(
@@ -402,10 +410,11 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
             "a\tb\nc\n",
             0,
             1,
-            "a.tsv:2: has 1 column, and no tab, but src: 0, tgt: 1 needs 2 (columns are",
+            "a.tsv:2: has 1 column, and no tab, but src: 0, tgt: 1 needs 2 (columns are numbered "
+            "from 0); fix or remove the line",
         ),
         ("a.tsv", "en\tda\na\tb\n", "en", "de", "a.tsv:1: no column de; it has en, da"),
-        ("a.tsv", "en\tda\na\tb\n\na\tb\tc\n", "en", "da", "a.tsv:3: has 1 column"),
+        ("a.tsv", "en\tda\na\tb\n\na\tb\tc\n", "en", "da", "a.tsv:3: blank; remove the line"),
         ("a.tsv", "en\tda\na\tb\tc\n", "en", "da", "a.tsv:2: has 3 columns, but the first line"),
         ("a.tsv", "", "en", "de", "a.tsv:1: no column en"),
         ("a.tsv", "x" * 999, "en", "de", f"it has {'x' * 200} ..."),
