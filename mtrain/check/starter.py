@@ -23,7 +23,7 @@ from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
-from mtrain.corpus.lines import NOT_UTF8, Reading, is_blank
+from mtrain.corpus.lines import MAX_INVALID, NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import describe, plain_forms, read_rows, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.runs import manifest
@@ -147,6 +147,10 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
     warn_of_counts(reading.counts)
+    if reading.counts[NOT_UTF8] > MAX_INVALID * pairs:
+        logger.warning(
+            "do the files have another encoding? convert them: iconv -f ENCODING -t UTF-8"
+        )
     logger.info("%s training pairs", f"{size.pairs:,}")
     for text in missing_tokenizers([tokenizer_for(request.tgt_lang)]):
         logger.warning("%s", text)

@@ -21,6 +21,7 @@ from mtrain.runtime.errors import UserError
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 CARRIAGE_RETURNS = "carriage returns removed"
 NOT_UTF8 = DROPPED + "invalid UTF-8"
+MAX_INVALID = 0.05  # warn if a larger fraction of pairs is invalid UTF-8: another encoding?
 # Maximum length in bytes of a line, cell, field or segment; a longer one is not a sentence. The
 # excess is not read into memory; the pair is dropped, or refused in a set that is scored.
 MAX_LINE_LENGTH = 1 << 20
@@ -168,7 +169,7 @@ def reading_from(name: Path | str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        is_packed = str(name).endswith(PACKED) and not isinstance(error, EOFError)
+        is_packed = str(name).endswith(PACKED)
         advice = "; check that it is complete and packed as its name says" if is_packed else ""
         reason = getattr(error, "strerror", None) or error  # without the number of the error
         raise UserError(f"{name}: cannot read: {reason}{advice}") from None

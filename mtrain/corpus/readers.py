@@ -131,7 +131,8 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
         tgt_lines, tgt_hash = scan_file(files[1], reading.check)
         if src_lines != tgt_lines:
             counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
-            message = f"{counts}: the sides of a corpus must match line for line"
+            message = f"{counts}: the sides of a corpus must match line for line; find the missing "
+            message += "or extra line (mtrain check shows where lines are shifted)"
             raise UnequalError(message, min(src_lines, tgt_lines))
         return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
     if isinstance(corpus, FileCorpus):

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, join_names
+from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
 from mtrain.data import duplicates
@@ -55,7 +55,6 @@ SCAN = TypeAdapter(Scan)
 MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
 # The temperature repeats the pairs of a small corpus at most this often in an epoch.
 MAX_REPETITION = 1000.0
-MAX_INVALID = 0.05  # warn if a larger fraction of pairs is invalid UTF-8: another encoding?
 
 
 @dataclass(frozen=True)

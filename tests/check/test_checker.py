@@ -332,6 +332,7 @@ def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
     report = folder.look()
     [(_, _, unequal)] = [each for each in found(report) if each[1] == "unequal"]
     assert "has 2,999 lines but" in unequal["examples"][0]["text"]
+    assert "find the missing or extra line" in unequal["examples"][0]["text"]
     [(_, line)] = places(report, "slip")
     assert abs(line - 1500) <= 1
     assert report["errors"] == 1

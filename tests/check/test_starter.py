@@ -370,6 +370,10 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert load_config(output).data.invalid_utf8 == "error"
     made = {path.name: path.read_text("utf-8").split() for path in (tmp_path / "n").iterdir()}
     assert len(made["train.en"] + made["valid.en"]) == 80
+    assert not [text for text in caplog.messages if "iconv" in text]
+    sides[1].write_bytes(b"caf\xe9\n" * 3 + b"kaffee\n" * 38)
+    write_config(Request(*sides, tmp_path / "o.yaml", "en", "de", valid, 0), Stop(), has_gpu=False)
+    assert [text for text in caplog.messages if "another encoding" in text and "iconv" in text]
 
 
 def test_text_is_measured_the_same_in_parts(

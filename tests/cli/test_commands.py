@@ -360,7 +360,7 @@ MISTAKES = [
     ("translate -m {run} -i {tmp}/none", 1, ["none", "No such file"]),
     ("translate -m {run} -i {tmp}", 1, ["Is a directory"]),
     ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
-    ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before"]),
+    ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before", "check that it is complete"]),
     ("translate -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
     ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
     ("translate -m {run} -i {src} --tag <x>", 2, ["tag <x>: the model", "it has no tags"]),
