@@ -12,7 +12,12 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
+from mtrain.corpus.misalignment import (
+    UNRELATED,
+    other_language,
+    unrelated_windows,
+    windows_of,
+)
 from mtrain.corpus.writing_systems import script_name, scripts_of
 from mtrain.data.mix_ups import mix_ups_of
 
@@ -166,6 +171,11 @@ class Profile:
             self._find_unrelated(corpus, parts)
             texts = [[text for part in parts for text in part.texts[side]] for side in (0, 1)]
             report_mix_ups(corpus, texts[0], texts[1], data)
+            for side, name in enumerate(("source", "target")):
+                other = other_language(texts[side], languages[side])
+                if other and not corpus.has("turned"):
+                    is_named = f"the language of the {name}s is given as {languages[side]}"
+                    corpus.add_message("language", f"{is_named}, but they look like {other}")
         first = self.sample[0].findings
         if any(part.findings.has("turned") for part in self.sample):
             return

@@ -35,6 +35,7 @@ MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
 MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
 LONG = 6  # words of a text that would have a frequent word of its language
 MUCH_MORE = 3  # times as many frequent words of a language indicate it
+MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words of its language
 UNRELATED = (
     "the lengths of the sides do not correlate as those of translations do: are they aligned line "
     "for line?"
@@ -128,6 +129,22 @@ def swapped_fraction(
     is_sure = _are_distinct(src_lang, tgt_lang) or (_words(src_lang) and _words(tgt_lang))
     is_enough = fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED)
     return fraction if swapped >= MIN_SWAPPED and is_enough else 0.0
+
+
+def other_language(texts: Sequence[str], language: str) -> str:
+    """Return the language that texts are in by their frequent words, if it is another one in the
+    same script as `language`; an empty text if that is not clear, or if the frequent words of
+    `language` are not known.
+    """
+    lines = [set(text.lower().split()) for text in texts]
+    counts = {
+        code: sum(not line.isdisjoint(words.split()) for line in lines)
+        for code, words in FREQUENT.items()
+    }
+    own, best = counts.get(language_code(language)), max(counts, key=counts.__getitem__)
+    if own is None or len(texts) < MIN_PAIRS or _are_distinct(language, best):
+        return ""
+    return best if counts[best] > max(MUCH_MORE * own, MIN_WITH_WORDS * len(texts)) else ""
 
 
 def _are_distinct(language: str, other: str) -> bool:

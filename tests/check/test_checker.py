@@ -556,6 +556,21 @@ def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("language", "is_other"), [("nl", True), ("de-AT", False), ("is", False), ("ru", False)]
+)
+def test_a_side_in_another_language_of_its_script(
+    folder: Folder, language: str, is_other: bool
+) -> None:
+    """By frequent words; those of Icelandic are not known, and Russian has another script."""
+    words, lines = FREQUENT["de"].split(), folder.bytes["train.xb"]
+    lines[::2] = [line + b" " + words[n % 8].encode() for n, line in enumerate(lines[::2])]
+    folder.data["tgt_lang"] = language
+    messages = json.dumps([finding["examples"] for _, _, finding in found(folder.look())])
+    text = f"the language of the targets is given as {language}, but they look like de"
+    assert (text in messages) == is_other
+
+
 def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
     words = [FREQUENT["de"].split(), FREQUENT["en"].split()]
     for name, own in zip(("train.xa", "train.xb"), words, strict=True):
