@@ -22,12 +22,12 @@ def runs(incomplete: str) -> list[str]:
         start = expand_path(incomplete)
     except ValueError:
         return []
-    found = set[str]()
-    for name in (layout.RUN, manifest.NAME):
-        for rest in ("*", "*/*"):
-            found.update(glob.glob(f"{glob.escape(start)}{rest}/{name}"))
+    patterns = [f"{glob.escape(start)}{rest}/{layout.CONFIG}" for rest in ("*", "*/*")]
+    found = {os.path.dirname(path) for pattern in patterns for path in glob.glob(pattern)}
+    marks = layout.RUN, manifest.NAME  # an export has a manifest, too, but not such a config
+    found = {path for path in found if any(os.path.exists(f"{path}/{mark}") for mark in marks)}
     # `~` and `$NAME` stay as typed: a shell drops completions that do not begin with its word
-    return sorted(incomplete + os.path.dirname(each)[len(start) :] for each in found)
+    return sorted(incomplete + path[len(start) :] for path in found)
 
 
 def settings(incomplete: str) -> list[tuple[str, str]]:

@@ -249,7 +249,10 @@ def test_the_shell_completes_commands() -> None:
 def test_the_shell_completes_values(
     run_dir: Path, tmp_path: Path, line: str, expected: list[str]
 ) -> None:
-    (tmp_path / "runs").mkdir()
+    for name in ("configs", "runs/export"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "configs" / "config.yaml").touch()
+    (tmp_path / "runs" / "export" / "manifest.json").touch()
     for name in ("one", "two"):
         (tmp_path / "runs" / name).symlink_to(run_dir)
     script = Path(sys.executable).with_name("mtrain")
