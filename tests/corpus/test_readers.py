@@ -574,6 +574,15 @@ def test_a_dataset_of_json_lines(tmp_path: Path, streaming: bool) -> None:
     assert bool(copies) != streaming
 
 
+def test_a_text_of_a_dataset_that_is_too_long_is_dropped_as_in_a_file(tmp_path: Path) -> None:
+    texts = ["a", "b" * (1 << 21), "c"]
+    corpus = jsonl_folder(tmp_path, [{"de": text, "en": text} for text in texts])
+    assert scan(corpus, Reading(tmp_path)).pairs == 3
+    dropped = {"pairs dropped: longer than 1,048,576 bytes": 1}
+    assert read(corpus, root=tmp_path) == ([("a", "a"), ("c", "c")], dropped)
+    assert "row 2: longer than" in error_of(corpus, root=tmp_path, keep_blank=True)
+
+
 @pytest.mark.parametrize(
     ("update", "words"),
     [
