@@ -45,6 +45,7 @@ _OTHER_FORMATS = {
     b"PK\3\4": "looks like a ZIP archive; unpack it",
     b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
+_PARQUET = b"PAR1"  # first bytes of a file
 _START_BYTES = 64  # bytes at the start of a file that show whether it is UTF-16
 # UTF-8 bytes of characters that are not ASCII.
 _CONTINUATION_BYTES, _LEADING_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
@@ -310,6 +311,8 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
 
 def _refuse_lone_returns(start: bytes, path: Path) -> None:
     r"""Raise `UserError` for the start of a file whose lines end in `\r` alone."""
+    if start.startswith(_PARQUET):  # has no lines; a byte of 13 may be the length of a text
+        return
     if start.count(b"\r") > _MANY_RETURNS * max(1, start.count(b"\n")):
         advice = r"convert it: tr '\r' '\n' < FILE > NEW"
         raise UserError(f"{path}: its lines end in carriage returns alone; {advice}")

@@ -177,6 +177,13 @@ def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path: Path) ->
         assert scan(write(tmp_path, src, many), Reading()).pairs == 20
 
 
+def test_lengths_of_texts_in_a_parquet_file_are_no_carriage_returns(tmp_path: Path) -> None:
+    texts = [f"sentence {number:04}" for number in range(20)]  # of 13 bytes
+    plain: dict[str, Any] = {"use_dictionary": False, "compression": "NONE"}
+    corpus = parquet(tmp_path, {"de": texts, "en": texts}, "de", "en", **plain)
+    assert scan(corpus, Reading()).pairs == 20
+
+
 def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: Path) -> None:
     for start, words in (
         ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t"),
@@ -328,9 +335,11 @@ def table(directory: Path, name: str, data: str | bytes, src: Any, tgt: Any) -> 
     return FileCorpus(file=str(directory / name), src=src, tgt=tgt)
 
 
-def parquet(directory: Path, columns: dict[str, list[Any]], src: str, tgt: str) -> FileCorpus:
+def parquet(
+    directory: Path, columns: dict[str, list[Any]], src: str, tgt: str, **options: Any
+) -> FileCorpus:
     path = directory / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, **options)
     return FileCorpus(file=str(path), src=src, tgt=tgt)
 
 
