@@ -222,7 +222,7 @@ class Preparation:
     def _existing_tokenizer(self) -> Tokenizer | None:
         """Load the vocabulary of the run, else of `train.init_from` (if `init_vocabulary: theirs`),
         else of `tokenizer.path`; None if there is none. Raises `RefusedError` if it does not match
-        the config or if a tag is not one of its user symbols.
+        the config or if a tag or symbol is not one of its user symbols.
         """
         settings, train = self.config.tokenizer, self.config.train
         init_from = train.init_from if train.init_vocabulary == "theirs" else None
@@ -246,10 +246,14 @@ class Preparation:
                 f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
                 f"the config describes; {advice}"
             )
-        for key, corpus in self.config.data.corpora.items():
-            if corpus.tag is not None and corpus.tag not in tokenizer.user_symbols:
+        corpora = self.config.data.corpora.items()
+        symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
+        if not (Path(self.config.run_dir) / layout.RUN).exists():  # older runs lack this check
+            symbols += [("tokenizer.user_symbols", symbol) for symbol in settings.user_symbols]
+        for key, symbol in symbols:
+            if symbol not in tokenizer.user_symbols:
                 raise RefusedError(
-                    f"{key}.tag: {corpus.tag} is not a user symbol of {file}; use a tag that is, "
+                    f"{key}: {symbol} is not a user symbol of {file}; use one that is, "
                     "or a vocabulary trained with it in tokenizer.user_symbols"
                 )
         return tokenizer

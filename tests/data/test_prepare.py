@@ -372,6 +372,19 @@ def test_a_vocabulary_without_a_tag_is_refused(
         prepared(load_config(write_both_ways(tmp_path, **settings)))
 
 
+def test_a_vocabulary_without_a_user_symbol_is_refused_at_the_start_of_a_run(
+    trained_run: Path, tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    path, run = str(trained_run / "tokenizer.model"), tmp_path / "started"
+    given = {"tokenizer.path": path, "tokenizer.user_symbols": ["<x>"], "run_dir": str(run)}
+    config = load_config(tiny_config(**given))
+    with pytest.raises(RefusedError, match=r"^tokenizer\.user_symbols: <x> is not a user symbol"):
+        prepared(config)
+    run.mkdir()
+    (run / "run.json").touch()  # of a version that did not refuse it
+    assert "<x>" not in prepared(config).tokenizer.user_symbols
+
+
 @pytest.mark.parametrize(
     "setting", [{"tokenizer.model_type": "unigram"}, {"tokenizer.normalization": "nfkc"}]
 )
