@@ -286,6 +286,8 @@ OTHER_NAMES = {
 def _advice(key: str, section: type[BaseModel]) -> str:
     """Suggest a known key instead of an unknown one of a section."""
     parent, _, name = key.rpartition(".")
+    if parent and section is Config:
+        return f"dotted names are for --set; write {name} below {parent}:"
     if name in OTHER_NAMES:
         return f"did you mean {OTHER_NAMES[name]}?"
     known = [field for field in section.model_fields if field != "synthetic_side"]
