@@ -55,7 +55,9 @@ def make_schema() -> dict[str, Any]:
             "anyOf": [model["items"], model],
         }
         entry["required"] = [key for key in entry["required"] if key not in ("src", "tgt")]
-        entry["anyOf"] = [{"required": ["src", "tgt"]}, {"required": ["model"]}]
+        sides = ("src", "tgt"), ("src", "model"), ("tgt", "model")
+        entry["anyOf"] = [{"required": list(names)} for names in sides]
+    schema["$defs"]["DataConfig"]["properties"]["test"]["additionalProperties"] = False
     for name in SECTIONS:
         schema["properties"][name].pop("default", None)  # each setting has its own
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

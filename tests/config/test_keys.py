@@ -95,6 +95,7 @@ def test_the_schema_takes_what_a_config_takes(entry: dict[str, Any]) -> None:
     "entry",
     [
         {"src": "a.en"},
+        {"model": "runs/x"},
         {**ENTRY, "fill": {"model": ["x"]}},
         {**ENTRY, "synthetic_side": "src"},
         {**ENTRY, "wieght": 1.0},
@@ -108,6 +109,11 @@ def test_the_schema_refuses_what_a_config_refuses(entry: dict[str, Any]) -> None
     with pytest.raises(RefusedError):
         parse_config(parse_document(yaml.safe_dump(config), "config"))
     assert check(config) != []
+
+
+def test_the_schema_refuses_a_name_of_a_test_set_that_a_config_refuses() -> None:
+    for name, is_allowed in (("test2016", True), ("news test", False)):
+        assert (check({**SMALLEST, "data": {**DATA, "test": {name: ENTRY}}}) == []) == is_allowed
 
 
 def test_the_schema_for_editors_is_that_of_the_code() -> None:
