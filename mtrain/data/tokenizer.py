@@ -228,7 +228,10 @@ def train_tokenizer(
         largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
     except RuntimeError as error:
         if not any(sentence.strip() for sentence in sentences()):
-            raise UserError("data.train: holds no text to train the vocabulary on") from None
+            raise UserError(
+                "data.train: no text to train the vocabulary on: all pairs are blank on a side, "
+                "or left out by filter or data.invalid_utf8"
+            ) from None
         smallest = _TOO_SMALL.search(str(error))
         advice = f"use {smallest[1]} or more" if smallest else "raise it"
         raise UserError(

@@ -357,6 +357,12 @@ def test_settings_that_the_vocabulary_of_init_from_does_not_have_are_refused(
     assert found.tokenizer.vocab_size == size
 
 
+def test_filters_that_leave_no_text_for_the_vocabulary_are_named(tiny_config: TinyConfig) -> None:
+    config = load_config(tiny_config(), ["filter.tgt_script=[Han]"])
+    with pytest.raises(UserError, match=r"^data\.train: no text to train .* left out by filter"):
+        prepared(config)
+
+
 @pytest.mark.parametrize("place", ["tokenizer.path", "train.init_from", "the run"])
 def test_a_vocabulary_without_a_tag_is_refused(
     trained_run: Path, tmp_path: Path, place: str
