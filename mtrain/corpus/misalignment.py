@@ -137,9 +137,9 @@ def other_language(texts: Sequence[str], language: str) -> str:
     `language` are not known.
     """
     lines = [set(text.lower().split()) for text in texts]
+    frequent = {code: _words(code) for code in FREQUENT}
     counts = {
-        code: sum(not line.isdisjoint(words.split()) for line in lines)
-        for code, words in FREQUENT.items()
+        code: sum(not words.isdisjoint(line) for line in lines) for code, words in frequent.items()
     }
     own, best = counts.get(language_code(language)), max(counts, key=counts.__getitem__)
     if own is None or len(texts) < MIN_PAIRS or _are_distinct(language, best):

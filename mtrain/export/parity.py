@@ -84,8 +84,10 @@ def compare(
     """Translate lines (line number -> text, none blank) with both engines, from text to text; score
     both translations where they differ.
     """
-    plain = override_decode(loaded.decode, sample=False, no_repeat_ngram=0)  # as the engines search
-    decode = override_decode(plain, beam_size=beam_size, length_norm="power")
+    # the engines neither sample nor ban repeated n-grams
+    decode = override_decode(
+        loaded.decode, sample=False, no_repeat_ngram=0, beam_size=beam_size, length_norm="power"
+    )
     ours, numbers, texts = replace(loaded, decode=decode), list(lines), list(lines.values())
     best = [n_best[0] for n_best in Translator(ours).translate(texts, progress)[0]]
     sources = ours.encode_sources(texts)[0]
