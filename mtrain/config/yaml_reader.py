@@ -147,6 +147,8 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, reason = mark.line if mark else 0, error.problem or error.context
+        if str(reason).startswith("but "):  # the second half of a sentence
+            reason = f"{error.context} {reason}"
     except yaml.reader.ReaderError as error:
         line, reason = text[: error.position].count("\n"), "a control character"
     except RecursionError:

@@ -355,9 +355,12 @@ class Preparation:
         """Log how many pairs training uses and how many were left out, by reason."""
         read = sum(scan.pairs for scan in self.scans)
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
-        if any(part.weight != 1 for part in store.parts):
-            for corpus, part in zip(self.config.data.available_train, store.parts, strict=True):
-                name = " ".join(filter(None, (describe(corpus), corpus.tag)))
+        is_weighted = any(part.weight != 1 for part in store.parts)
+        for corpus, part in zip(self.config.data.available_train, store.parts, strict=True):
+            name = " ".join(filter(None, (describe(corpus), corpus.tag)))
+            if part.start == part.stop:
+                logger.warning("data.train: %s: no pair is used", name)
+            elif is_weighted:
                 size = f"{part.stop - part.start:,}"
                 logger.info("train: %s: %s pairs x %.4g", name, size, part.weight)
         for reason, count in store.counts.items():

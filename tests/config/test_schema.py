@@ -289,7 +289,7 @@ ADDED = [
     ("? [a, b]\n: 3", "7: a key must be a word"),
     ("seed: [1", "8: invalid YAML"),
     ("seed: 1\n\tmodel: 2", "8: invalid YAML"),
-    ("---\nseed: 3", "7: invalid YAML"),
+    ("---\nseed: 3", "7: invalid YAML: expected a single document"),
     ("seed: \0", "7: invalid YAML"),
     ('seed: "r\\0"', "7: seed: contains a NUL character"),
     ('seed: "\\U00110000"', "1: invalid YAML"),

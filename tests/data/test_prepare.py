@@ -403,6 +403,21 @@ def test_a_vocabulary_of_other_settings_is_refused(
     assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
 
 
+def test_a_corpus_of_which_nothing_is_used_is_named(
+    tiny_config: TinyConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty, other, full = tmp_path / "empty", tmp_path / "other", tmp_path / "data" / "train"
+    empty.touch()
+    other.write_text("\u0431\u0430\u0432\u043e\n" * 9, encoding="utf-8")
+    files = [(f"{full}.src", f"{full}.tgt"), (empty, empty), (other, other)]
+    train = [{"src": str(src), "tgt": str(tgt)} for src, tgt in files]
+    config = tiny_config(**{"data.train": train, "filter": {"src_script": ["Latin"]}})
+    prepared(load_config(config))
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    named = [f"data.train: {file} + {file}: no pair is used" for file in (empty, other)]
+    assert [text for text in warned if "no pair" in text] == named
+
+
 def test_a_set_without_pairs_is_named_by_its_key(tiny_config: TinyConfig, tmp_path: Path) -> None:
     empty = {"src": str(tmp_path / "empty"), "tgt": str(tmp_path / "empty")}
     (tmp_path / "empty").touch()
