@@ -38,8 +38,10 @@ from mtrain.scoring.metrics import missing_tokenizers
 SAMPLE = 20_000  # pairs in which words and characters are counted
 MAX_HELD_OUT = 0.1  # fraction of the pairs
 MIN_HELD_OUT, DEFAULT_HELD_OUT = 200, 1000  # pairs, if no number is given
-# Names of validation and test sets next to the text, without language and compression.
+# Names of validation and test sets next to the text, without language and compression; a
+# validation set may name its languages, as in `dev.de-en`.
 VALID, TEST = ("valid", "validation", "dev", "val"), r"test(?:[0-9_.+-][A-Za-z0-9_.+-]*)?"
+PAIR = r"(?:\.[a-z]{2,3}-[a-z]{2,3})?"
 
 HEADER = """\
 # yaml-language-server: $schema={schema}
@@ -95,19 +97,25 @@ def with_found_sets(request: Request) -> Request:
         return request
     src, tgt = (_find_sets(path) for path in (request.src, request.tgt))
     found = {name: (src[name], tgt[name]) for name in src if name in tgt}
+    tests = {name: sides for name, sides in found.items() if _kind_of(name) not in VALID}
     valid = request.valid
     if valid is None and not request.hold_out:
-        valid = next((found[name] for name in VALID if name in found), None)
-    tests = {name: sides for name, sides in found.items() if name not in VALID}
+        names = sorted(found.keys() - tests.keys())
+        valid = found[min(names, key=lambda name: VALID.index(_kind_of(name)))] if names else None
     for name, sides in {**({"validation": valid} if valid else {}), **tests}.items():
         logger.info("%s set: %s and %s", name, *sides)
     return replace(request, valid=valid, tests=tests)
 
 
+def _kind_of(name: str) -> str:
+    """Return the name of a set without its languages."""
+    return name.partition(".")[0]
+
+
 def _find_sets(path: Path) -> dict[str, Path]:
     """Return one side of each set next to a text, by name."""
     suffixes = rf"\.{re.escape(_suffix_of(path))}(\.gz|\.zst)?"
-    pattern = re.compile(rf"({'|'.join((*VALID, TEST))}){suffixes}")
+    pattern = re.compile(rf"((?:{'|'.join(VALID)}){PAIR}|{TEST}){suffixes}")
     matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
     sets = ((match[1], file) for match, file in matches if match and file.is_file())
     return {name: file for name, file in sets if not file.samefile(path)}

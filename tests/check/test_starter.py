@@ -186,6 +186,11 @@ def test_sets_in_the_same_folder_are_taken(
     sides = tmp_path / "test.en", tmp_path / "test.de.gz"
     asked = starter.with_found_sets(request(sides, output, 0))
     assert list(asked.tests) == ["test_2016_flickr"]
+    (tmp_path / "valid.en").rename(tmp_path / "dev.de-en.en")
+    (tmp_path / "valid.de.gz").rename(tmp_path / "dev.de-en.de.gz")
+    asked = starter.with_found_sets(request(sides, output, 0))
+    assert asked.valid == (tmp_path / "dev.de-en.en", tmp_path / "dev.de-en.de.gz")
+    assert list(asked.tests) == ["test_2016_flickr"]
 
 
 def test_bleu_counts_characters_of_a_language_without_spaces(
