@@ -296,13 +296,16 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert train(path.with_name("other.yaml")) == EXIT_REFUSED
     assert "data.train.1.drop_worst" in capsys.readouterr().err
 
-    with (run / "synthetic" / "1" / "pairs.jsonl").open("ab") as out:
-        out.write(b'{"src": "bavo", "tgt": "x"}\n')
+    pairs = run / "synthetic" / "1" / "pairs.jsonl"
+    size, added = pairs.stat().st_size, b'{"src": "bavo", "tgt": "x"}\n'
+    with pairs.open("ab") as out:
+        out.write(added)
     damaged = run_mtrain("verify", run)
     assert damaged.returncode == EXIT_FAILED
     assert "synthetic/1" in damaged.stdout
     assert train(path, "--set", "train.max_steps=6") == EXIT_FAILED
-    assert "1/pairs.jsonl: 1598 bytes instead of 1570" in capsys.readouterr().err
+    message = f"1/pairs.jsonl: {size + len(added)} bytes instead of {size}"
+    assert message in capsys.readouterr().err
 
 
 def test_synthetic_text_that_was_removed_is_made_again(
@@ -454,9 +457,10 @@ def test_the_same_text_twice_gets_other_samples(
 ) -> None:
     entry = {"src": text(tmp_path), "model": str(trained_run), "sample": True, "tag": "<bt>"}
     assert build(write(tmp_path, entry, {**entry, "tag": "<x>"})) == EXIT_OK
-    first, second = (pairs_of(tmp_path / "run", number) for number in (1, 2))
-    assert [src for src, _ in first] == [src for src, _ in second]
-    assert sum(a != b for a, b in zip(first, second, strict=True)) > 5
+    first, second = (dict(pairs_of(tmp_path / "run", number)) for number in (1, 2))
+    common = first.keys() & second.keys()  # empty samples are dropped
+    assert len(common) > 20
+    assert sum(first[src] != second[src] for src in common) > 5
 
 
 @pytest.mark.parametrize(
