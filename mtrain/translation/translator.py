@@ -7,6 +7,7 @@
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -283,9 +284,10 @@ class Translator:
         count = at_once * math.ceil(len(split(budget)) / at_once)
         if count < 2:  # also saves the time of a search for a single line
             return split(budget)
-        lowest = min(budget, max(1, total // count))
-        smallest = _smallest_budget(lambda tokens: len(split(tokens)), count, lowest, budget)
-        return split(smallest)[::-1]
+        # the smallest budget that gives no more batches; a larger budget never gives more
+        budgets = range(min(budget, max(1, total // count)), budget)
+        index = bisect_left(budgets, True, key=lambda tokens: len(split(tokens)) <= count)
+        return split(budgets.start + index)[::-1]
 
     def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
         """Return the hypotheses of each line by beam search, best first."""
@@ -323,21 +325,6 @@ class Translator:
             prefixes=prefixes if any(prefixes) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
-
-
-def _smallest_budget(
-    count_batches: Callable[[int], int], count: int, lowest: int, highest: int
-) -> int:
-    """Return the smallest budget from `lowest` to `highest` tokens that gives at most `count`
-    batches, or `highest` if no smaller one does. A larger budget must not give more batches.
-    """
-    while lowest < highest:
-        middle = (lowest + highest) // 2
-        if count_batches(middle) <= count:
-            highest = middle
-        else:
-            lowest = middle + 1
-    return lowest
 
 
 def _in_threads(
