@@ -131,8 +131,8 @@ class Checker:
     def _informative_rows(self, step: int, bar: Any) -> Iterator[tuple[Findings, TextRow]]:
         """Yield every `step`-th training pair, but none with blank or equal sides."""
         for findings in self.train:
-            reading = reading_of(self.config, keep_blank=True)
-            reading.refuse = lambda error: None  # `_checked` reports it
+            # `_checked` reports rows that are refused
+            reading = reading_of(self.config, keep_blank=True, refuse=lambda error: None)
             for row in islice(self._rows(findings, reading), 0, None, step):
                 bar.update(step)
                 if is_informative(row):
@@ -141,8 +141,8 @@ class Checker:
     def _checked(self, findings: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
         """Check the pairs of a corpus and yield its chunks."""
         is_dropped = self.config.data.invalid_utf8 == "drop"
-        reading = reading_of(self.config, keep_blank=True)
-        reading.refuse = partial(findings.add_error, is_dropped=is_dropped)
+        refuse = partial(findings.add_error, is_dropped=is_dropped)
+        reading = reading_of(self.config, keep_blank=True, refuse=refuse)
         shifts = Shifts(profile.associations, findings)
         for chunk in chunks(findings, self._rows(findings, reading), self.characters):
             bar.update(len(chunk))

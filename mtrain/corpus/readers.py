@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import regex
@@ -82,10 +83,9 @@ class Text:
 ScoredText = tuple[Corpus, Text]
 
 
-def reading_of(config: Config, *, keep_blank: bool = False) -> Reading:
-    """Return the options for reading the corpora of a config."""
-    root = Path(config.data.root) if config.data.root else Path()
-    return Reading(root, config.data.invalid_utf8, keep_blank)
+def reading_of(config: Config, **options: Any) -> Reading:
+    """Return the options for reading the corpora of a config; `options` are further ones."""
+    return Reading(Path(config.data.root or ""), config.data.invalid_utf8, **options)
 
 
 def describe(corpus: Corpus) -> str:

@@ -95,8 +95,7 @@ def init_checkpoint(init_from: str) -> Path:
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or return the cached scan of its files."""
-    reading = reading_of(config)
-    reading.check = stop.check
+    reading = reading_of(config, check=stop.check)
     files, scan = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
     return cached_fact(files, readers.settings_of(corpus), scan, SCAN) if files else scan()
 
@@ -296,9 +295,8 @@ class Preparation:
         """Read a training corpus; raises `UserError` at its end if it differs from its scan: its
         results would be cached under the hash of another text.
         """
-        corpus, reading = self.config.data.available_train[number], reading_of(self.config)
-        reading.counts = counts
-        yield from readers.read_pairs(corpus, reading)
+        corpus = self.config.data.available_train[number]
+        yield from readers.read_pairs(corpus, reading_of(self.config, counts=counts))
         can_change = not isinstance(corpus, GeneratedCorpus)
         if can_change and scan_corpus(self.config, corpus, self.stop) != self.scans[number]:
             raise UserError("data.train: changed while it was read; run the same command again")
@@ -379,9 +377,8 @@ class Preparation:
 
 def refuse_worthless_text(preparation: Preparation) -> None:
     """Refuse text with mix-ups, unless the config allows them."""
-    data, reading = preparation.config.data, reading_of(preparation.config)
-    reading.check = preparation.stop.check
-    sets = preparation.sets
+    data, sets = preparation.config.data, preparation.sets
+    reading = reading_of(preparation.config, check=preparation.stop.check)
     texts = {
         key: corpus
         for key, corpus in data.corpora.items()

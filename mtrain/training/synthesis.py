@@ -278,8 +278,7 @@ class Synthesizer:
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate with their references, except for blank lines."""
-        reading = reading_of(self.config)
-        reading.counts = counts
+        reading = reading_of(self.config, counts=counts)
         return chunked(readers.read_pairs(self.text, reading), SHARD)
 
     def _own_shard(self, given: list[tuple[int, list[Pair]]]) -> LineShard:
