@@ -106,7 +106,7 @@ class Checker:
             if findings.is_train:
                 continue
             rows = Chunk.join(findings, list(self._checked(findings, profile, bar)))
-            report_mix_ups(findings, list(rows.texts[0]), list(rows.texts[1]), self.config.data)
+            report_mix_ups(rows, self.config.data)
             if findings.has("turned"):
                 findings.remove("swapped")  # the same, for each row
             for earlier in scored:

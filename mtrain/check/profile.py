@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import Chunk
-from mtrain.check.findings import Findings
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.misalignment import (
@@ -167,12 +166,11 @@ class Profile:
     def compare(self, data: DataConfig, languages: tuple[str, str]) -> None:
         """Report corpora of the sample with unrelated or swapped sides, or in other languages."""
         for corpus, group in groupby(self.sample, attrgetter("findings")):
-            parts = list(group)
-            self._find_unrelated(corpus, parts)
-            texts = [[text for part in parts for text in part.texts[side]] for side in (0, 1)]
-            report_mix_ups(corpus, texts[0], texts[1], data)
+            rows = Chunk.join(corpus, list(group))
+            self._find_unrelated(rows)
+            report_mix_ups(rows, data)
             for side, name in enumerate(("source", "target")):
-                other = other_language(texts[side], languages[side])
+                other = other_language(rows.texts[side], languages[side])
                 if other and not corpus.has("turned"):
                     is_named = f"the language of the {name}s is given as {languages[side]}"
                     corpus.add_message("language", f"{is_named}, but they look like {other}")
@@ -192,29 +190,25 @@ class Profile:
                     + (": are the sides swapped?" if is_other else ""),
                 )
 
-    def _find_unrelated(self, corpus: Findings, parts: list[Chunk]) -> None:
+    def _find_unrelated(self, rows: Chunk) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""
-        src, tgt = (Words.join([part.words[side] for part in parts]) for side in (0, 1))
-        evidence = self.associations.evidence(src, tgt)
-        lengths = np.concatenate([part.lengths for part in parts])
-        low, windows = len(unrelated_windows(lengths)), len(list(windows_of(len(lengths))))
-        if low > windows / 2 and not self._are_clearly_pairs(evidence, src, tgt):
-            corpus.add_message("unrelated", UNRELATED)
-        elif (wrong := self._fraction_wrong(evidence, src, tgt)) > MAX_WRONG:
-            corpus.add_message("unrelated", WRONG.format(wrong))
+        evidence = self.associations.evidence(*rows.words)
+        low, windows = len(unrelated_windows(rows.lengths)), len(list(windows_of(len(rows))))
+        if low > windows / 2 and not self._are_clearly_pairs(evidence, *rows.words):
+            rows.findings.add_message("unrelated", UNRELATED)
+        elif (wrong := self._fraction_wrong(evidence, *rows.words)) > MAX_WRONG:
+            rows.findings.add_message("unrelated", WRONG.format(wrong))
         elif (
-            (low or len(src) >= MIN_RELATED)
+            (low or len(rows) >= MIN_RELATED)
             and not self.has_associations
             # not in text of very few different words, which tell no pairs apart
-            and self.associations.fraction_known(src, tgt) >= MIN_KNOWN
+            and self.associations.fraction_known(*rows.words) >= MIN_KNOWN
         ):
-            corpus.add_message("unrelated", NO_WORDS)
+            rows.findings.add_message("unrelated", NO_WORDS)
 
 
-def report_mix_ups(
-    findings: Findings, sources: list[str], targets: list[str], data: DataConfig
-) -> None:
+def report_mix_ups(rows: Chunk, data: DataConfig) -> None:
     """Report mix-ups within a text, except for those that are found text by text."""
-    for kind, message, is_allowed in mix_ups_of(data, findings.languages, sources, targets):
+    for kind, message, is_allowed in mix_ups_of(data, rows.findings.languages, *rows.texts):
         if kind not in ("swapped", "subwords"):
-            findings.add_message(kind, message, is_allowed=is_allowed)
+            rows.findings.add_message(kind, message, is_allowed=is_allowed)

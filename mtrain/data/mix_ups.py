@@ -11,7 +11,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
@@ -110,7 +110,10 @@ def _size(row: TextRow) -> int:
 
 
 def mix_ups_of(
-    data: DataConfig, languages: tuple[str, str], sources: list[str], targets: list[str]
+    data: DataConfig,
+    languages: tuple[str, str],
+    sources: Sequence[str],
+    targets: Sequence[str],
 ) -> Iterator[MixUp]:
     """Yield the mix-ups within a text."""
     src, tgt = languages
@@ -127,15 +130,13 @@ def mix_ups_of(
             f"source looks like {tgt}, the target like {src}; mtrain check lists such pairs"
         )
         yield MixUp("swapped", text, True)
-    for text in _repetitions(sources, targets):
-        yield MixUp("repeated", text, True)
-    for text in _quoted_sides(sources, targets):
-        yield MixUp("quoted", text, True)
-    for text in _split_sides(sources, targets):
-        yield MixUp("subwords", text, True)
+    finders = {"repeated": _repetitions, "quoted": _quoted_sides, "subwords": _split_sides}
+    for kind, find in finders.items():
+        for text in find(sources, targets):
+            yield MixUp(kind, text, True)
 
 
-def _repetitions(sources: list[str], targets: list[str]) -> Iterator[str]:
+def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
     """Yield a message if the same text of a side occurs with many different texts of the other, for
     instance the error message of a program that failed to translate.
     """
@@ -147,7 +148,7 @@ def _repetitions(sources: list[str], targets: list[str]) -> Iterator[str]:
                 yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
 
 
-def _quoted_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
+def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
     """Yield a message if nearly all texts of a side are in double quotes, as in an exported table
     whose cells are quoted.
     """
@@ -161,7 +162,7 @@ def _quoted_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
             )
 
 
-def _split_sides(sources: list[str], targets: list[str]) -> Iterator[str]:
+def _split_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
     """Yield a message if many texts of a side are split into subwords."""
     for texts, name in ((sources, "sources"), (targets, "targets")):
         count = sum(SUBWORDS.search(text) is not None for text in texts)
