@@ -6,7 +6,7 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 import math
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise, zip_longest
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.store import IdPairs, Part, Store
+from mtrain.data.store import IdPairs, Ids, Part, Store
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
 BLOCK = 1 << 10  # consecutive pairs that stay together when pools are drawn
 OPEN_ROWS = 16  # number of last rows that a pair may be packed into
 SWITCH_INTERVAL = 1e-4  # seconds between switches of Python threads
-CHUNK = 1 << 10  # pairs augmented at a time, which takes a fraction of a second
+CHUNK = 4000  # pairs augmented and sampled at a time; sampling depends on it
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def pad(
 def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
     sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
-    lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
+    lengths = lengths_of(pairs)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
     positions = torch.from_numpy(_places(tgt.starts, lengths[:, 1]))
@@ -119,6 +119,12 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
         positions=positions,
         targets=tgt_out.flatten()[positions],
     )
+
+
+def lengths_of(pairs: Iterable[tuple[Ids, Ids]]) -> NDArray[np.int64]:
+    """Return the lengths with eos of pairs of ids, shape (pairs, 2)."""
+    lengths = [(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]
+    return np.array(lengths, np.int64).reshape(-1, 2)
 
 
 def _places(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -298,10 +304,6 @@ class TokenBatches:
         self.is_closed = True
         self.executor.shutdown(wait=False, cancel_futures=True)
 
-    def _check(self) -> None:
-        if self.is_closed:
-            raise CancelledError
-
     def read(self, planned: MicroBatch) -> Batch:
         """Read the pairs of a micro-batch."""
         return collate(planned.pairs or self._pairs(planned.indices), self.ids, planned.width)
@@ -329,13 +331,9 @@ class TokenBatches:
         rows = np.concatenate([rows for rows, _ in drawn])
         lengths = np.concatenate([lengths for _, lengths in drawn]) + 1
         pairs: IdPairs | None = None
-        if self.augmenter is not None:
-            pairs = self._augmented(self.augmenter, rows, epoch)
-        if self.sampler is not None:
-            seed = int(random.integers(1 << 32))
-            pairs = self.sampler.draw(pairs or self._pairs(rows), seed, self._check)
-        if pairs is not None:
-            lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]).reshape(-1, 2)
+        if self.augmenter or self.sampler:
+            pairs = self._changed(rows, epoch, random)
+            lengths = lengths_of(pairs)
         shuffle = random.permutation(len(rows))
         batches = pack_by_tokens(lengths[shuffle], self.max_tokens, self.row_widths)
         planned = []
@@ -347,13 +345,20 @@ class TokenBatches:
             planned.append(MicroBatch(rows[chosen], num_tokens, width, batch_pairs))
         return planned
 
-    def _augmented(self, augmenter: Augmenter, rows: NDArray[np.int64], epoch: int) -> IdPairs:
-        pairs: IdPairs = []
+    def _changed(self, rows: NDArray[np.int64], epoch: int, random: np.random.Generator) -> IdPairs:
+        """Read, augment and segment pairs; raises `CancelledError` after `close`."""
+        if self.sampler:
+            random = np.random.default_rng(int(random.integers(1 << 32)))
+        changed: IdPairs = []
         for start in range(0, len(rows), CHUNK):
-            self._check()
+            if self.is_closed:
+                raise CancelledError
             chunk = rows[start : start + CHUNK]
-            pairs += augmenter.change(self._pairs(chunk), chunk, epoch)
-        return pairs
+            pairs = self._pairs(chunk)
+            if self.augmenter:
+                pairs = self.augmenter.change(pairs, chunk, epoch)
+            changed += self.sampler.draw(pairs, random) if self.sampler else pairs
+        return changed
 
     def _visit(
         self, start: int, stop: int, fraction: float, random: np.random.Generator

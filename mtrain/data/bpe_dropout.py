@@ -6,7 +6,6 @@ numpy segments the words of many lines at once.
 Shapes: `N` symbols of all words, concatenated.
 """
 
-from collections.abc import Callable
 from itertools import chain
 
 import numpy as np
@@ -17,8 +16,6 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import RefusedError
 
 Symbols = NDArray[np.int64]
-
-CHUNK = 4000  # pairs segmented at once
 
 
 class SubwordSampler:
@@ -54,19 +51,12 @@ class SubwordSampler:
         keys, self.merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
         self.keys = np.ascontiguousarray(keys)
 
-    def draw(self, pairs: IdPairs, seed: int, check: Callable[[], None] = lambda: None) -> IdPairs:
-        """Segment pairs of ids anew; the same seed gives the same result. `check` is called for
-        each chunk; it may raise.
-        """
-        random = np.random.default_rng(seed)
-        result: IdPairs = []
-        for start in range(0, len(pairs), CHUNK):
-            check()
-            rows = list(chain.from_iterable(pairs[start : start + CHUNK]))
-            old_and_new = zip(rows, self._segment(rows, random), strict=True)
-            chosen = [old if len(new) >= self.max_length else new for old, new in old_and_new]
-            result += zip(chosen[::2], chosen[1::2], strict=True)
-        return result
+    def draw(self, pairs: IdPairs, random: np.random.Generator) -> IdPairs:
+        """Segment pairs of ids anew; the same random numbers give the same result."""
+        rows = list(chain.from_iterable(pairs))
+        old_and_new = zip(rows, self._segment(rows, random), strict=True)
+        chosen = [old if len(new) >= self.max_length else new for old, new in old_and_new]
+        return list(zip(chosen[::2], chosen[1::2], strict=True))
 
     def _segment(self, rows: list[Ids], random: np.random.Generator) -> list[Ids]:
         """Split ids into characters and merge them again. In each round, and for each word, merges

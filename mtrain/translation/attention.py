@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mtrain.corpus.lines import is_blank
-from mtrain.data.batches import batch_by_tokens, collate
+from mtrain.data.batches import batch_by_tokens, collate, lengths_of
 from mtrain.data.store import IdPairs, Ids
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.translation.loading import LoadedModel
@@ -72,9 +72,8 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     src_ids, _ = loaded.encode_sources([sources[i] for i in line_indices])
     tgt_ids, _ = loaded.encode_targets([targets[i] for i in line_indices])
     pairs = list(zip(src_ids, tgt_ids, strict=True))
-    lengths = np.array([(len(src) + 1, len(tgt) + 1) for src, tgt in pairs])
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
-    for batch in batch_by_tokens(lengths.reshape(-1, 2), budget):
+    for batch in batch_by_tokens(lengths_of(pairs), budget):
         loaded.check_stop()
         with out_of_memory_as(lambda: "out of memory on alignments; lower --batch-tokens"):
             maps = attention_maps(loaded, [pairs[i] for i in batch])

@@ -3,11 +3,10 @@
 import math
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from mtrain.data.batches import batch_by_tokens, collate
+from mtrain.data.batches import batch_by_tokens, collate, lengths_of
 from mtrain.data.store import IdPairs, Ids
 from mtrain.model.decoder import mean_log_probs
 from mtrain.runtime.device import out_of_memory_as
@@ -49,11 +48,11 @@ class Scorer:
         """Return the negative log-likelihood of each pair of ids without eos: (pairs,), fp64, CPU.
         With several ranks, only this rank's batches are scored; other pairs get 0.
         """
-        lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in zip(src, tgt, strict=True)])
+        lengths = lengths_of(zip(src, tgt, strict=True))
         result = torch.zeros(len(src), dtype=torch.float64, device="cpu")
         # a rank without batches checks too
         self.loaded.check_stop()
-        batches = batch_by_tokens(lengths.reshape(-1, 2), self.loaded.decode.batch_tokens)
+        batches = batch_by_tokens(lengths, self.loaded.decode.batch_tokens)
         for indices in batches[rank::num_ranks]:
             self.loaded.check_stop()
             size = len(indices), int(lengths[indices].max())
