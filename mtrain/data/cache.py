@@ -14,12 +14,10 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TypeVar
 
-from pydantic import TypeAdapter
-
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, read_json
+from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, adapter_of, read_json
 from mtrain.runtime.log import logger
 from mtrain.runtime.stop import Stop
 
@@ -98,7 +96,7 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def cached_fact(
-    paths: list[Path], fact: object, compute: Callable[[], Content], form: TypeAdapter[Content]
+    paths: list[Path], fact: object, compute: Callable[[], Content], form: type[Content]
 ) -> Content:
     """Compute a fact about the content of files, or return it from the cache as long as their
     sizes, times and inodes are the same; `fact` identifies it.
@@ -119,7 +117,7 @@ def cached_fact(
             cache_directory().mkdir(parents=True, exist_ok=True)
             files.make_directory(path.parent.parent)
             files.make_directory(path.parent)
-            body = form.dump_json(result)
+            body = adapter_of(form).dump_json(result)
             files.write_bytes(path, _digest(body) + b"\n" + body)
     return result
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config, TokenizerConfig
@@ -48,8 +47,6 @@ from mtrain.runtime.log import TruncatedLines, logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.runtime.workers import available_threads
 from mtrain.scoring.metrics import check_tokenizer
-
-SCAN = TypeAdapter(Scan)
 
 # Keys of `tokenizer` that an existing vocabulary must match, if `path` does not name one.
 MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
@@ -97,7 +94,7 @@ def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or return the cached scan of its files."""
     reading = reading_of(config, check=stop.check)
     files, scan = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
-    return cached_fact(files, readers.settings_of(corpus), scan, SCAN) if files else scan()
+    return cached_fact(files, readers.settings_of(corpus), scan, Scan) if files else scan()
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from mtrain.corpus.lines import chunked
 from mtrain.corpus.readers import Pair
@@ -25,7 +24,7 @@ from mtrain.data.filters import FILTERS, Selection
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 from mtrain.runtime import files
-from mtrain.runtime.json_reader import read_json_file
+from mtrain.runtime.json_reader import adapter_of, read_json_file
 from mtrain.runtime.workers import map_tasks
 
 FORMAT = 4
@@ -62,9 +61,6 @@ class Description:
 
     dtype: Literal["uint16", "uint32"]
     counts: dict[str, int]
-
-
-DESCRIPTION, FILE_NAMES = TypeAdapter(Description), TypeAdapter(list[str])
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,8 @@ def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_
 def open_tokenized(path: Path) -> TokenizedCorpus:
     """Open a tokenized corpus; raises `DamagedError`, or `ValueError` for another format."""
     paths = sorted(path.iterdir()) if path.is_dir() else []
-    cached_fact(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), FILE_NAMES)
-    description = read_json_file(path / STORE, DESCRIPTION)
+    cached_fact(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), list[str])
+    description = read_json_file(path / STORE, Description)
     dtype, has_ids = description.dtype, (path / IDS).stat().st_size > 0
     ids = np.memmap(path / IDS, dtype, "r") if has_ids else np.zeros(0, dtype)
     offsets = np.memmap(path / OFFSETS, "<i8", "r")
@@ -163,7 +159,7 @@ def write_tokenized(
             end += len(ids)
             counts.update(dropped)
             progress(len(lengths) // 2 + dropped.total())
-    body = DESCRIPTION.dump_json(Description(dtype, dict(counts)))
+    body = adapter_of(Description).dump_json(Description(dtype, dict(counts)))
     files.write_bytes(directory / STORE, body)
 
 

@@ -19,7 +19,7 @@ from mtrain.report.heatmap import Sentence, menus, render
 from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.reader import Run
-from mtrain.runs.records import LOOP, MetricsFile, duration, read_record
+from mtrain.runs.records import Loop, MetricsFile, duration, read_record
 from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import first_numbers, logger
@@ -177,7 +177,7 @@ def _machine_of(run: Run) -> str | None:
     directory = run.path / layout.CHECKPOINTS
     paths = [] if directory.is_symlink() else layout.steps(directory)
     owned = (path for path in reversed(paths) if not path.is_symlink())
-    states = (read_record(path / layout.TRAINER / layout.STATE, LOOP) for path in owned)
+    states = (read_record(path / layout.TRAINER / layout.STATE, Loop) for path in owned)
     if (state := next(filter(None, states), None)) is None:
         return None
     device, precision, threads = map(state.machine.get, ("device", "precision", "threads"))

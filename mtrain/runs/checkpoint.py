@@ -25,9 +25,9 @@ from torch import Tensor
 from mtrain.config.schema import TrainConfig
 from mtrain.corpus.lines import join_names
 from mtrain.runs import layout, manifest
-from mtrain.runs.history import BEST
+from mtrain.runs.history import History
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
-from mtrain.runs.records import LOOP, Loop, read_record
+from mtrain.runs.records import Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.errors import RefusedError, UserError, is_utf8
@@ -119,7 +119,7 @@ def load_trainer(path: Path) -> TrainerState:
     inner = path / layout.TRAINER
     manifest.verify(inner, layout.OPTIMIZER, layout.STATE)
     try:
-        loop = read_json_file(inner / layout.STATE, LOOP)
+        loop = read_json_file(inner / layout.STATE, Loop)
         if loop.step != step_of(path):
             raise ValueError(f"{layout.STATE} is of step {loop.step}")
         with out_of_memory_as(lambda: f"{inner}: out of memory; free some"):
@@ -232,11 +232,11 @@ def resolve(path: Path) -> Path:
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
     directory = directory_of(path)
-    history, present = read_record(path / layout.BEST, BEST), steps(directory)
+    history, present = read_record(path / layout.BEST, History), steps(directory)
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():
-            now = read_record(path / layout.BEST, BEST)
+            now = read_record(path / layout.BEST, History)
             if now is not None and now.stored_best != history.stored_best:
                 return resolve(path)  # training has replaced it
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")

@@ -15,21 +15,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 import mtrain
 from mtrain.config.changes import changed_keys, fixed_changes
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.config.yaml_reader import quote_text, quote_value
 from mtrain.runs import layout, manifest, reader
-from mtrain.runs.history import BEST
+from mtrain.runs.history import History
 from mtrain.runs.records import (
     PACKAGES,
-    PROVENANCE,
     TIME,
     Launch,
     MetricsFile,
+    Provenance,
     State,
     Status,
     read_record,
@@ -134,7 +132,7 @@ class RunDirectory:
 
     def _has_written_config(self) -> bool:
         """Whether mtrain wrote `config.yaml`."""
-        provenance = self.read(layout.RUN, PROVENANCE)
+        provenance = self.read(layout.RUN, Provenance)
         if provenance is None:
             return False
         text, config = reader.read_settings(self.path)
@@ -147,7 +145,7 @@ class RunDirectory:
         """
         if layout.named_steps(self.checkpoints):
             return
-        history, last = self.read(layout.BEST, BEST), 0
+        history, last = self.read(layout.BEST, History), 0
         if history is not None and history.steps:
             last = max(history.steps)
         elif status is not None and _has_saved(status, save_every, self.checkpoints):
@@ -199,7 +197,7 @@ class RunDirectory:
 
     def step_batches(self, config: Config, ranks: int) -> int:
         """Return the number of micro-batches per step: the run's, or the config's for a new run."""
-        provenance = self.read(layout.RUN, PROVENANCE)
+        provenance = self.read(layout.RUN, Provenance)
         return provenance.step_batches if provenance else config.train.micro_batches(ranks)
 
     def _check_step(self, stored: Config | None, config: Config, ranks: int) -> None:
@@ -222,7 +220,7 @@ class RunDirectory:
 
     def check_data(self, fingerprints: dict[str, Any]) -> None:
         """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
-        provenance = self.read(layout.RUN, PROVENANCE) if self._has(layout.RUN) else None
+        provenance = self.read(layout.RUN, Provenance) if self._has(layout.RUN) else None
         if provenance is None:
             return
         for key, subject in FIXED.items():
@@ -248,7 +246,7 @@ class RunDirectory:
         """Write `config.yaml` and `run.json`: config, hashes, versions, command; `init_hash` is the
         hash of the weights of `train.init_from`.
         """
-        before = self.read(layout.RUN, PROVENANCE)
+        before = self.read(layout.RUN, Provenance)
         settings = dump_config(config)
         versions = {"mtrain": mtrain.__version__, "python": platform.python_version()}
         content = {
@@ -281,7 +279,7 @@ class RunDirectory:
         last = {**end, "time": time.strftime(TIME), "launch": self.launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
-    def read(self, name: str, form: TypeAdapter[Content]) -> Content | None:
+    def read(self, name: str, form: type[Content]) -> Content | None:
         """Read a small JSON file, or return None if it is missing; raises `UserError`."""
         return read_record(self.path / name, form)
 

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter
+from pydantic import BaseModel, Field, FiniteFloat
 
 from mtrain.config.schema import FileName, TrainConfig
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
@@ -160,6 +160,3 @@ def _quality(entry: Entry, metric: Metric) -> float:
     """Return a validation's score such that larger is better; NaN and no score are the worst."""
     score = float(entry.get(metric, -math.inf)) * (-1 if metric == "nll" else 1)
     return -math.inf if math.isnan(score) else score
-
-
-BEST = TypeAdapter(History)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import RefusedError, UserError
@@ -44,9 +44,6 @@ class Manifest(BaseModel):
 
     files: dict[Annotated[str, Field(pattern=r"^[^/]+\z")], Entry]
     sha256: str
-
-
-_MANIFEST = TypeAdapter(Manifest)
 
 
 def remove_directory(path: Path) -> None:
@@ -200,7 +197,7 @@ def _read_manifest(directory: Path) -> dict[str, Entry]:
         if not _is_regular(path):
             raise DamagedError(f"{directory}: no {NAME}: incomplete, or not a directory of mtrain")
         data = files.read_whole(path, _MAX_BYTES)
-        content = read_json(data, _MANIFEST)
+        content = read_json(data, Manifest)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

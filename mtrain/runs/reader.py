@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from mtrain.config.corpora import Corpus
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, strip_line_ends
 from mtrain.runs import layout, records
-from mtrain.runs.history import BEST, History
+from mtrain.runs.history import History
 from mtrain.runs.manifest import MissingError
-from mtrain.runs.records import MAX_TEXT_BYTES, PROVENANCE, STATUS, Provenance, Status
+from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status
 from mtrain.runs.synthetic import resolve
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
@@ -92,7 +90,7 @@ def read_run(path: Path) -> Run:
     """Read the small files of a run directory."""
     errors: dict[str, UserError] = {}
 
-    def read(name: str, form: TypeAdapter[Content]) -> Content | None:
+    def read(name: str, form: type[Content]) -> Content | None:
         try:
             return records.read_record(path / name, form)
         except UserError as error:
@@ -104,8 +102,8 @@ def read_run(path: Path) -> Run:
         text, config = read_settings(path)
     except UserError as error:
         errors[layout.CONFIG] = error
-    status, provenance = read(layout.STATUS, STATUS), read(layout.RUN, PROVENANCE)
-    return Run(path, text, config, status, provenance, read(layout.BEST, BEST), errors)
+    status, provenance = read(layout.STATUS, Status), read(layout.RUN, Provenance)
+    return Run(path, text, config, status, provenance, read(layout.BEST, History), errors)
 
 
 def read_translations(run_dir: Path, name: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, TypeAdapter
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
 from tqdm import tqdm
 
 from mtrain.runs.layout import AVERAGE, STEP
@@ -138,11 +138,7 @@ class StepRecord(BaseModel):
     bleu: Number = Field(0.0, alias="valid/bleu")
 
 
-Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(StepRecord)]
-
-STATUS, PROVENANCE = TypeAdapter(Status), TypeAdapter(Provenance)
-LOOP, RECORD = TypeAdapter(Loop), TypeAdapter[dict[str, Any]](Record)
-SYNTHETIC = TypeAdapter(SyntheticText)
+Record: Any = Annotated[dict[str, Number | str | bool | None], with_fields_of(StepRecord)]
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes | None:
@@ -157,7 +153,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes | None:
         raise UserError(f"{path}: {error}, which no run writes; {ADVICE}") from None
 
 
-def read_record(path: Path, form: TypeAdapter[Content]) -> Content | None:
+def read_record(path: Path, form: type[Content]) -> Content | None:
     """Read one of the small JSON files, or return None if it is missing; raises `UserError`."""
     data = read_bytes(path, MAX_JSON_BYTES)
     try:
@@ -228,7 +224,7 @@ class MetricsFile:
             try:
                 if len(line) > MAX_RECORD_BYTES:
                     raise ValueError("longer than any record")
-                records.append(read_json(line, RECORD))
+                records.append(read_json(line, Record))
             except ValueError:
                 if line.endswith(b"\n"):
                     broken.append(number)

@@ -10,7 +10,7 @@ from typing import Any
 from mtrain.config.corpora import Corpus, Entry, Synthesis, SyntheticCorpus
 from mtrain.config.schema import Config
 from mtrain.runs import layout, manifest
-from mtrain.runs.records import SYNTHETIC, SyntheticText, read_record
+from mtrain.runs.records import SyntheticText, read_record
 from mtrain.runtime.errors import RefusedError
 
 PAIRS, RECORD = "pairs.jsonl", "synthetic.json"
@@ -35,7 +35,7 @@ def read(run_dir: Path, number: int) -> SyntheticText | None:
     if not path.exists():
         return None
     manifest.verify(path, PAIRS, RECORD)
-    return read_record(path / RECORD, SYNTHETIC)
+    return read_record(path / RECORD, SyntheticText)
 
 
 def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:

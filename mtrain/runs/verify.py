@@ -15,7 +15,7 @@ from mtrain.config.loading import load_stored_config
 from mtrain.corpus.readers import describe, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader, synthetic
 from mtrain.runs.reader import Run
-from mtrain.runs.records import LOOP, MetricsFile, read_record
+from mtrain.runs.records import Loop, MetricsFile, read_record
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import first_numbers
 
@@ -195,7 +195,7 @@ def _trainer(path: Path, name: str, step: int | None) -> Iterator[Finding]:
     """Check the `trainer/` directory of a checkpoint, and its step unless that is None."""
     reader.refuse_link(path)
     manifest.verify(path, layout.OPTIMIZER, layout.STATE)
-    loop = read_record(path / layout.STATE, LOOP)
+    loop = read_record(path / layout.STATE, Loop)
     if loop is not None and step not in (None, loop.step):
         yield Finding(name, CHANGED, f"{layout.STATE} is of step {loop.step}")
     else:

@@ -16,18 +16,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from mtrain.runtime.device import pick_device
 from mtrain.runtime.errors import RefusedError, StoppedError, UserError, as_user_error, first_line
+from mtrain.runtime.json_reader import adapter_of
 from mtrain.runtime.log import logger
 
 START_TIMEOUT = timedelta(minutes=5)
@@ -36,10 +36,6 @@ NCCL_TIMEOUT = timedelta(minutes=5)  # of sums on GPUs
 
 Request = tuple[str, int]  # reason and exit code of a stop
 T = TypeVar("T")
-
-BYTES = TypeAdapter(bytes)  # sent unchanged; other types are sent as JSON
-TEXT = TypeAdapter(str)
-REQUEST: TypeAdapter[Request | None] = TypeAdapter(Request | None)
 
 
 class DisconnectedError(UserError):
@@ -61,8 +57,10 @@ class Ranks:
         """Whether this is rank 0, which writes and logs."""
         return self.rank == 0
 
-    def from_rank_0(self, find: Callable[[], T], form: TypeAdapter[T]) -> T:
-        """Call `find` on rank 0 and broadcast its result; all ranks raise its exception."""
+    def from_rank_0(self, find: Callable[[], T], form: Any) -> T:
+        """Call `find` on rank 0 and broadcast its result, of the type `form`; all ranks raise its
+        exception. Bytes are sent unchanged, other values as JSON.
+        """
         if self.size == 1:
             return find()
         message = _message(find, form) if self.is_rank_0 else b""
@@ -70,7 +68,7 @@ class Ranks:
         self.broadcast(length)
         tensor = _as_tensor(message, int(length))
         self.broadcast(tensor)
-        return _decode(self._open(tensor, 0), form)
+        return cast(T, _decode(self._open(tensor, 0), form))
 
     def on_rank_0(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
@@ -78,9 +76,9 @@ class Ranks:
         """
         return self.on_all_ranks(lambda: work() if self.is_rank_0 else None)
 
-    def gather(self, part: Callable[[], T], form: TypeAdapter[T]) -> list[T]:
-        """Call `part` on each rank and return the results of all, by rank; all ranks raise any
-        rank's exception.
+    def gather(self, part: Callable[[], T], form: Any) -> list[T]:
+        """Call `part` on each rank and return the results of all, of the type `form`, by rank; all
+        ranks raise any rank's exception.
         """
         if self.size == 1:
             return [part()]
@@ -118,11 +116,11 @@ class Ranks:
                 raise failure
             return request
 
-        return next(filter(None, self.gather(part, REQUEST)), None)
+        return next(filter(None, self.gather(part, Request | None)), None)
 
     def check_same(self, value: str, what: str) -> None:
         """Refuse to go on if `value`, which `what` names in the message, differs between ranks."""
-        if len(set(self.gather(lambda: value, TEXT))) > 1:
+        if len(set(self.gather(lambda: value, str))) > 1:
             text = f"the processes of this job got different {what}; to run separate commands, "
             raise self.mark_shared(RefusedError(f"{text}start each without torchrun"))
 
@@ -211,20 +209,20 @@ class Ranks:
         return body
 
 
-def _message(work: Callable[[], T], form: TypeAdapter[T]) -> bytes:
+def _message(work: Callable[[], T], form: Any) -> bytes:
     """Return the message that reports the result of `work`, or the error that it raised."""
     body, head = _attempt(lambda: _encode(work(), form))
     return head + (body or b"")
 
 
-def _encode(value: T, form: TypeAdapter[T]) -> bytes:
+def _encode(value: T, form: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    return json.dumps(form.dump_python(value), default=os.fspath).encode()
+    return json.dumps(adapter_of(form).dump_python(value), default=os.fspath).encode()
 
 
-def _decode(data: bytes, form: TypeAdapter[T]) -> T:
-    return form.validate_python(data if form is BYTES else json.loads(data))
+def _decode(data: bytes, form: Any) -> Any:
+    return adapter_of(form).validate_python(data if form is bytes else json.loads(data))
 
 
 def _as_tensor(message: bytes, length: int) -> Tensor:

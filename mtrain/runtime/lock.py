@@ -8,11 +8,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.json_reader import read_json_file
+from mtrain.runtime.json_reader import adapter_of, read_json_file
 
 POLL = 0.5  # seconds between attempts to get a lock
 
@@ -23,9 +21,6 @@ class Holder:
 
     pid: int
     host: str
-
-
-HOLDER = TypeAdapter(Holder)
 
 
 class ReplacedError(UserError):
@@ -78,14 +73,15 @@ def _write_name(descriptor: int) -> None:
     if os.fstat(descriptor).st_nlink > 1:
         return
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, HOLDER.dump_json(Holder(os.getpid(), socket.gethostname())))
+    holder = Holder(os.getpid(), socket.gethostname())
+    os.write(descriptor, adapter_of(Holder).dump_json(holder))
 
 
 def _holder(path: Path) -> str:
     """Name the process that holds a lock; it writes its name just after locking."""
     for _ in range(20):
         with suppress(OSError, ValueError):
-            holder = read_json_file(path, HOLDER)
+            holder = read_json_file(path, Holder)
             if holder.host != socket.gethostname() or is_alive(holder.pid):
                 return f"process {holder.pid} on {holder.host}"
         time.sleep(0.05)

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
@@ -28,12 +26,12 @@ from mtrain.data.prepare import (
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import layout
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.history import BEST
-from mtrain.runs.records import STATUS, Launch, State, Status
+from mtrain.runs.history import History
+from mtrain.runs.records import Launch, State, Status
 from mtrain.runs.synthetic import resolve
 from mtrain.runs.tensorboard import board_of
 from mtrain.runtime.device import out_of_memory_as
-from mtrain.runtime.distributed import BYTES, DisconnectedError, Ranks, connected_ranks
+from mtrain.runtime.distributed import DisconnectedError, Ranks, connected_ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_OK,
@@ -52,8 +50,6 @@ from mtrain.training.resume import Session
 from mtrain.training.synthesis import synthesize, without_missing_text
 from mtrain.training.trainer import Trainer
 
-MACHINE_SETTINGS = TypeAdapter(MachineSettings)
-NUMBER = TypeAdapter(int)
 LACK_OF_MEMORY = "out of memory; free some, or start a smaller run"
 
 
@@ -135,7 +131,7 @@ class Job:
         job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {directory}"
         self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
         with suppress(UserError):
-            self.previous = self.run.read(layout.STATUS, STATUS)
+            self.previous = self.run.read(layout.STATUS, Status)
         ends = (self.previous.last_start, self.previous) if self.previous else ()
         for end in ends:
             if end and end.launch and end.launch.job == job:
@@ -180,7 +176,7 @@ class Job:
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
         self.run.refuse_foreign_directory(self.config_file)
-        self.previous = self.run.read(layout.STATUS, STATUS)
+        self.previous = self.run.read(layout.STATUS, Status)
         self.config, warnings = without_missing_init_from(self.config)
         for text in warnings:
             logger.warning("%s", text)
@@ -203,7 +199,7 @@ class Job:
         """
         self.ranks.on_rank_0(self._check_restart)
         self.ranks.check_same(dump_config(self.config), "settings")
-        self.step_batches = self.ranks.from_rank_0(self._find_step_batches, NUMBER)
+        self.step_batches = self.ranks.from_rank_0(self._find_step_batches, int)
         _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
         self.ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(self.config, self.command):
@@ -216,7 +212,7 @@ class Job:
         if self.run.launch:
             self.run.launch.is_over = True
         with suppress(UserError, OSError), self.run.hold():
-            if (status := self.run.read(layout.STATUS, STATUS)) is not None:
+            if (status := self.run.read(layout.STATUS, Status)) is not None:
                 add_log_file(self.run.path / layout.LOG)
                 self.run.record_failed_start(status, "refused", error)
 
@@ -230,7 +226,7 @@ class Job:
         """Read the status, or begin one, and refuse a config that does not fit the run's files."""
         if (self.run.path / layout.STATUS).exists():
             with suppress(UserError):  # `_begin` replaces a damaged status
-                self.previous = self.run.read(layout.STATUS, STATUS)
+                self.previous = self.run.read(layout.STATUS, Status)
             if self.previous and self.run.launch:  # lets torchrun restart a process killed later
                 status = {**self.previous.model_dump(), "launch": self.run.launch}
                 self.run.write(layout.STATUS, status)
@@ -241,7 +237,7 @@ class Job:
     def _check_settings(self) -> None:
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
         self.run.check_settings(self.config, self.ranks.size)
-        history = self.run.read(layout.BEST, BEST)
+        history = self.run.read(layout.BEST, History)
         if history and history.steps:  # a command that never scored anything may be corrected
             self.run.check_data({"metric_command": self.command})
         self.run.refuse_lost_checkpoints(self.previous, self.config.train.save_every)
@@ -279,7 +275,7 @@ class Job:
             self.run.check_data(preparation.prepared.fingerprints)
             return preparation.tokenizer.proto
 
-        vocabulary = ranks.from_rank_0(prepare_vocabulary, BYTES)
+        vocabulary = ranks.from_rank_0(prepare_vocabulary, bytes)
         if not ranks.is_rank_0:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.on_all_ranks(lambda: preparation.prepared)
@@ -357,7 +353,7 @@ def _check_shape(config: Config, directory: Path) -> None:
 def _check_machines(config: Config, ranks: Ranks, blocks: Blocks) -> None:
     """Refuse devices that do not exist, and ranks whose settings resolve differently."""
     machine_of = partial(MachineSettings.of, config, ranks, blocks)
-    machines = [asdict(machine) for machine in ranks.gather(machine_of, MACHINE_SETTINGS)]
+    machines = [asdict(machine) for machine in ranks.gather(machine_of, MachineSettings)]
     for rank, machine in enumerate(machines):
         for key, value in machine.items():
             # the number of threads matters only by the threads of one operation

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import TypeAdapter
 from torch import Tensor
 
 from mtrain.config.changes import MACHINE_KEYS
@@ -37,7 +36,6 @@ from mtrain.training.optimizer import copy_values
 
 # Suffix of a weight's name: its latest value, where the checkpoint's model is a moving average.
 LATEST = ".latest"
-LOOP: TypeAdapter[Loop | None] = TypeAdapter(Loop | None)
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Checkpoints:
         without checkpoints starts at step 0, from `train.init_from` if it is set. An epoch has
         `pools` pools.
         """
-        loop = self.ranks.from_rank_0(partial(self._load, pools), LOOP)
+        loop = self.ranks.from_rank_0(partial(self._load, pools), Loop | None)
         tensors = list(self.optimizer.weights.values())
         if self.average is not None:
             tensors += self.average.values.values()

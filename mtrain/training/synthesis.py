@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 from tqdm import tqdm
 
 from mtrain.config.corpora import Corpus
@@ -34,16 +33,17 @@ from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
 from mtrain.runs import checkpoint, layout, manifest, synthetic
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.records import PROVENANCE, SYNTHETIC, SyntheticText
+from mtrain.runs.records import Provenance, SyntheticText
 from mtrain.runtime import files
 from mtrain.runtime.console import format_bytes
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.json_reader import adapter_of
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import threads_of
-from mtrain.translation.loading import PATHS, load_with_tag, tag_advice
+from mtrain.translation.loading import load_with_tag, tag_advice
 from mtrain.translation.translator import Translator
 
 FORMAT = 1  # of a shard in the cache
@@ -68,8 +68,6 @@ class SyntheticLine:
 
 
 LineShard = list[SyntheticLine]
-SHARD_FORM = TypeAdapter(LineShard)
-SYNTHETIC_OR_NONE: TypeAdapter[SyntheticText | None] = TypeAdapter(SyntheticText | None)
 
 
 class MissingModelError(UserError):
@@ -84,7 +82,7 @@ def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> d
     for number, entry in enumerate(config.data.train):
         if entry.model:
             find = partial(_find, config, run, number, stop)
-            record = ranks.from_rank_0(find, SYNTHETIC_OR_NONE)
+            record = ranks.from_rank_0(find, SyntheticText | None)
             record = record or Synthesizer(config, number, stop, ranks).make(run)
             records[f"data.train.{number}"] = asdict(record)
     return records
@@ -96,7 +94,7 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Synthet
     text must be what the models would make now, if they exist.
     """
     key, entry = f"data.train.{number}", config.data.train[number]
-    provenance = run.read(layout.RUN, PROVENANCE)
+    provenance = run.read(layout.RUN, Provenance)
     if provenance is not None:
         if key not in provenance.synthetic:
             raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
@@ -202,7 +200,7 @@ class Synthesizer:
     def _choose_models(self) -> tuple[list[Path], list[str]]:
         """Return the paths and hashes of the models, which must be the same on all ranks."""
         # rank 0 alone chooses: the best checkpoint of a run in training may change
-        models = self.ranks.from_rank_0(self._resolve, PATHS)
+        models = self.ranks.from_rank_0(self._resolve, list[Path])
         hashes = _hashes_of(models)
         self.ranks.check_same(json.dumps(hashes), f"models of {self.key}")
         return models, hashes
@@ -261,7 +259,7 @@ class Synthesizer:
         shards, lines = enumerate(self._shards(counts)), self.scan.pairs
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while given := list(islice(shards, self.ranks.size)):  # a shard for each rank
-                translated = self.ranks.gather(partial(self._own_shard, given), SHARD_FORM)
+                translated = self.ranks.gather(partial(self._own_shard, given), LineShard)
                 # the last ranks may have no shard
                 of_ranks = enumerate(zip(given, translated, strict=False))
                 for rank, ((number, pairs), shard) in of_ranks:
@@ -274,7 +272,7 @@ class Synthesizer:
                     logged_at = time.monotonic()
                     logger.info("%s: %s of %s lines", self.key, f"{len(scores):,}", f"{lines:,}")
         seal = partial(self._seal, run, np.array(scores), counts)
-        return self.ranks.from_rank_0(seal, SYNTHETIC)
+        return self.ranks.from_rank_0(seal, SyntheticText)
 
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate with their references, except for blank lines."""
@@ -292,7 +290,7 @@ class Synthesizer:
 
         def write(directory: Path) -> None:
             shard = made or self._translate(number, pairs)
-            files.write_bytes(directory / LINES, SHARD_FORM.dump_json(shard))
+            files.write_bytes(directory / LINES, adapter_of(LineShard).dump_json(shard))
 
         return cached(self._name(number, pairs), _open_shard, write, self.stop)
 
@@ -366,7 +364,8 @@ class Synthesizer:
             if scan_corpus(self.config, self.text, self.stop) != self.scan:
                 text = "it changed while it was translated; run the same command again"
                 raise UserError(f"{self.key}: {self.name}: {text}")
-            files.write_bytes(directory / synthetic.RECORD, SYNTHETIC.dump_json(record, indent=1))
+            body = adapter_of(SyntheticText).dump_json(record, indent=1)
+            files.write_bytes(directory / synthetic.RECORD, body)
 
         run.check_held()
         path = synthetic.directory(run.path, self.number)
@@ -404,4 +403,6 @@ def _open_shard(path: Path) -> LineShard:
     """Read a shard from the cache; raises `DamagedError`, or `ValueError` for an invalid shard."""
     manifest.verify(path, LINES)
     # without the limits of `read_json`, which counts the commas of the text, too
-    return SHARD_FORM.validate_json((path / LINES).read_bytes(), strict=True)
+    data = (path / LINES).read_bytes()
+    shard: LineShard = adapter_of(LineShard).validate_json(data, strict=True)
+    return shard

@@ -13,7 +13,6 @@ from functools import cache, partial
 from statistics import fmean
 
 import torch
-from pydantic import TypeAdapter
 from safetensors.torch import load, save
 
 from mtrain.config.schema import dump_config
@@ -23,12 +22,11 @@ from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import checkpoint, layout, reader
 from mtrain.runs.checkpoint import Snapshot
-from mtrain.runs.history import BEST, Entry, History
-from mtrain.runs.records import PROVENANCE, duration
+from mtrain.runs.history import Entry, History
+from mtrain.runs.records import Provenance, duration
 from mtrain.runtime import files
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.device import compute_dtype
-from mtrain.runtime.distributed import BYTES
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
 from mtrain.scoring import metrics
@@ -38,8 +36,6 @@ from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-NUMBER = TypeAdapter(float)
-NAMES = TypeAdapter(list[str])
 SAMPLES, MAX_SAMPLE_LENGTH = 3, 300  # translations that each validation shows, and their columns
 
 
@@ -56,7 +52,7 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
-        self.history = self.ranks.from_rank_0(partial(self._cut, step), BEST)
+        self.history = self.ranks.from_rank_0(partial(self._cut, step), History)
 
     def _cut(self, step: int) -> History:
         self.load_history(step)
@@ -75,7 +71,7 @@ class Validation:
 
     def load_history(self, step: int) -> None:
         """Load the history as it was at a step."""
-        stored = self.run.read(layout.BEST, BEST)
+        stored = self.run.read(layout.BEST, History)
         if stored is None and step > self.config.train.valid_every:
             raise UserError(
                 f"{self.run.path / layout.BEST}: missing, so the best checkpoint is unknown; "
@@ -164,12 +160,12 @@ class Validation:
         if self.metric is not None:
             rows = zip(text.sources, hypotheses, text.references, strict=True)
             run = partial(self.metric.score, rows, self.stop.check)
-            entry["command"] = self.ranks.from_rank_0(run, NUMBER)
+            entry["command"] = self.ranks.from_rank_0(run, float)
         return hypotheses, entry
 
     def finish(self, step: int) -> None:
         """Average and test a run whose last step is `step`."""
-        names = self.ranks.from_rank_0(partial(self._average, step), NAMES)
+        names = self.ranks.from_rank_0(partial(self._average, step), list[str])
         if names:
             model = self._load(layout.AVERAGE)
             entry = self.evaluate(model, self.prepared.valid, layout.AVERAGE, step, "average/")
@@ -177,7 +173,7 @@ class Validation:
             self.history.average = average
             self.write_history()
             logger.info("average of %d checkpoints  %s", len(names), summary(entry))
-        self.history = self.ranks.from_rank_0(self._mark_lost, BEST)
+        self.history = self.ranks.from_rank_0(self._mark_lost, History)
         if best := self.history.best:
             load_best = cache(partial(self._load, best["checkpoint"]))
             for name, part in self.prepared.tests.items():
@@ -191,7 +187,7 @@ class Validation:
         records = self.run.metrics.parse()[0]
         if state != "complete":  # the last record may be many steps old
             records.append({"time": time.time()})
-        passed = duration(self.run.read(layout.RUN, PROVENANCE), records)
+        passed = duration(self.run.read(layout.RUN, Provenance), records)
         after = f", {passed} after the run began" if passed else ""
         reached = f"{step:,} of {last:,}"
         if step > last:  # an earlier start had a larger limit
@@ -300,7 +296,7 @@ class Validation:
         """
         path = self.run.checkpoints / name
         read = partial(checkpoint.load_or_name_intact, path)
-        data = self.ranks.from_rank_0(lambda: save(read().weights), BYTES)
+        data = self.ranks.from_rank_0(lambda: save(read().weights), bytes)
         proto = self.prepared.tokenizer.proto
         return unpack(
             Snapshot(load(data), dump_config(self.config), proto),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config, DecodeConfig, override_decode
@@ -29,7 +28,6 @@ from mtrain.runtime.errors import RefusedError, is_utf8
 from mtrain.runtime.log import logger
 from mtrain.runtime.workers import available_threads
 
-PATHS = TypeAdapter(list[Path])
 # Ids of each line without eos, and the indices of the lines that were cut.
 Encoded = tuple[list[NDArray[np.int64]], list[int]]
 
@@ -196,7 +194,7 @@ def load_on_ranks(
     """
     chosen = paths
     if ranks.size > 1:  # for all ranks alike: the best checkpoint of a run in training may change
-        chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], PATHS)
+        chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], list[Path])
 
     def load_here() -> LoadedModel:
         threads = available_threads() // ranks.local_size

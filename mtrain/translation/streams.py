@@ -6,8 +6,6 @@ from itertools import repeat, zip_longest
 from pathlib import Path
 from typing import IO
 
-from pydantic import TypeAdapter
-
 from mtrain.corpus.lines import (
     TOO_LONG,
     chunked,
@@ -25,8 +23,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
 
-# Lines that are translated together, each with its target prefix.
-WINDOW = TypeAdapter(list[tuple[str, str]])
+Window = list[tuple[str, str]]  # lines that are translated together, each with its target prefix
 
 
 def translate_stream(
@@ -55,7 +52,7 @@ def translate_stream(
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done, cut = 0, TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
-        while rows := ranks.from_rank_0(lambda: next(windows, []), WINDOW):
+        while rows := ranks.from_rank_0(lambda: next(windows, []), Window):
             window = [line for line, _ in rows]
             results, cut_indices = translator.translate(
                 window,

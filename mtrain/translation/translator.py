@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.corpus.lines import is_blank
@@ -79,7 +78,6 @@ class Line:
 # Lines of a batch, and the hypotheses of each line, best first.
 Group = list[Line]
 Translated = list[list[Translation]]
-BATCHES = TypeAdapter(list[Translated])
 
 
 def check_options(
@@ -214,9 +212,10 @@ class Translator:
         for start in range(0, len(batches), count):
             of_all_ranks = batches[start : start + count]
             own = self._translate_batches(of_all_ranks[ranks.rank :: ranks.size], scored)
-            by_rank = [iter(results) for results in ranks.gather(partial(list, own), BATCHES)]
+            part = partial(list[Translated], own)
+            by_rank = ranks.gather(part, list[Translated])
             for index in range(len(of_all_ranks)):
-                yield next(by_rank[index % ranks.size])
+                yield by_rank[index % ranks.size][index // ranks.size]
 
     def _translate_batches(self, batches: list[Group], scored: bool) -> Generator[Translated]:
         """Translate batches, on a CPU several at a time: the matrices of decoding are so small that

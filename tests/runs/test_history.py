@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrain.config.schema import TrainConfig
-from mtrain.runs.history import BEST, Entry, History
+from mtrain.runs.history import Entry, History
 from mtrain.runs.layout import step_name
 from mtrain.runs.records import Metric
 from mtrain.runtime.json_reader import read_json
@@ -88,7 +88,7 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     found.tests = {"held_out": scored(30, "average", nll=1.0)}
     content = json.dumps(found.as_json())
     assert json.loads(content)["best"] == {"checkpoint": "average", "step": 30, "nll": 1.0}
-    again = read_json(content.encode(), BEST)
+    again = read_json(content.encode(), History)
     assert again.stored_best is not None
     assert again.stored_best.model_dump() == {"checkpoint": "average", "step": 30, "nll": 1.0}
     train = TrainConfig(max_steps=30, valid_every=20, save_every=10)
@@ -96,7 +96,7 @@ def test_a_history_is_cut_to_the_resumed_step_and_read_back() -> None:
     assert json.dumps(again.as_json()) == content
     again.cut(29, train)  # 10 was validated as the last step of a shorter run
     assert (again.steps, again.average, again.tests) == ([20], None, {})
-    again = read_json(content.encode(), BEST)
+    again = read_json(content.encode(), History)
     again.cut(30, train.model_copy(update={"max_steps": 40}))  # the run goes on
     assert (again.steps, again.average, again.tests) == ([20], None, {})
 
@@ -123,5 +123,5 @@ def test_a_history_of_another_form_is_no_history(changes: object, place: str) ->
         {**History.begin("bleu").as_json(), **changes} if isinstance(changes, dict) else changes
     )
     with pytest.raises(ValueError, match=place) as caught:
-        read_json(json.dumps(content).encode(), BEST)
+        read_json(json.dumps(content).encode(), History)
     assert "\n" not in str(caught.value)

@@ -29,10 +29,10 @@ from ranks import Hook, at_step, command, free_port, start, train_by
 from torch import Tensor
 
 from mtrain.runs import layout
-from mtrain.runs.history import BEST, History
+from mtrain.runs.history import History
 from mtrain.runtime import distributed
 from mtrain.runtime.device import has_fast_bf16
-from mtrain.runtime.distributed import BYTES, TEXT, Ranks, connected_ranks, find_ranks
+from mtrain.runtime.distributed import Ranks, connected_ranks, find_ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -602,7 +602,7 @@ def raise_all_kinds(output: Path) -> None:
 
     with connected_ranks() as ranks:
         gather, from_rank_0 = (
-            partial(meet, form=TEXT) for meet in (ranks.gather, ranks.from_rank_0)
+            partial(meet, form=str) for meet in (ranks.gather, ranks.from_rank_0)
         )
         meetings = (gather, from_rank_0, ranks.on_all_ranks, ranks.on_rank_0)
         for error, origin, meet in product(ERRORS, (0, 1), meetings):
@@ -614,11 +614,11 @@ def raise_all_kinds(output: Path) -> None:
                 found.append([kind, str(caught), caught.exit_code, told])
         found.append(ranks.agree(None))
         found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
-        found.append(ranks.from_rank_0(lambda: b"a\nb\xff" * 100_000, BYTES).count(b"\n"))
-        found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", TEXT))
+        found.append(ranks.from_rank_0(lambda: b"a\nb\xff" * 100_000, bytes).count(b"\n"))
+        found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", str))
         history = History.begin("nll")
         history.entries = [{**ENTRY, "step": ranks.rank}]
-        found.append(str(ranks.gather(lambda: history, BEST)[1].entries))
+        found.append(str(ranks.gather(lambda: history, History)[1].entries))
         found.append([ranks.on_rank_0(lambda: "a"), ranks.on_all_ranks(lambda: ranks.rank)])
         total = torch.arange(3.0) + ranks.rank
         ranks.sum_(total)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import Train, made_up_pairs, run_here, run_mtrain, write_config
+from pydantic import TypeAdapter
 from ranks import train_by
 from sacrebleu.metrics.chrf import CHRF
 
@@ -141,7 +142,7 @@ def test_translations_that_reach_the_limit_are_dropped(
 
 def test_a_model_may_repeat_a_comma_in_every_line(tmp_path: Path) -> None:
     lines = [synthesis.SyntheticLine(", " * 260, -1.0, synthesis.AT_LIMIT)] * 2000
-    data = synthesis.SHARD_FORM.dump_json(lines)
+    data = TypeAdapter(synthesis.LineShard).dump_json(lines)
     manifest.write_directory(
         tmp_path / "shard", lambda path: files.write_bytes(path / synthesis.LINES, data)
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 
-from mtrain.runs.history import BEST
+from mtrain.runs.history import History
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 
@@ -115,7 +115,7 @@ def test_best_patience_and_records_follow_the_program(
     runs = [tmp_path / name for name in ("run", "other")]
     assert train(config, *option) == 0
     content = json.loads((runs[0] / "best.json").read_text())
-    history = BEST.validate_python(content)
+    history = History.model_validate(content)
     entries = [*history.entries, history.average]
     for entry in entries:
         text = (runs[0] / "validation" / f"{entry['checkpoint']}.txt").read_text()
@@ -188,7 +188,7 @@ def test_a_forged_history_without_the_score_is_read(tmp_path: Path) -> None:
     entries[1]["command"] = -4.0
     content = {"metric": "command", "measure": "command", "best": None, "history": entries}
     content |= {"average": None, "tests": {}}
-    history = BEST.validate_python(content)
+    history = History.model_validate(content)
     assert history.best == entries[1]
     with pytest.raises(ValueError, match="command"):
-        BEST.validate_python(content | {"history": [{**entries[0], "command": "no"}]})
+        History.model_validate(content | {"history": [{**entries[0], "command": "no"}]})
