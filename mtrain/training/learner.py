@@ -136,10 +136,13 @@ class Learner:
         self.machine = MachineSettings.of(config, ranks, blocks)
         self.device = device_of(config.train.device, ranks)
         torch.set_num_threads(self.machine.threads)
+        pool = None
         if self.device.type == "cuda":
             set_up_cuda(self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
+            openmp = (self.machine.openmp,)  # threads per operation, in each thread of the pool
+            pool = ThreadPoolExecutor(self.machine.workers, "piece", torch.set_num_threads, openmp)
         torch.manual_seed(config.seed)  # weights are drawn on the CPU, whatever the device
         shape = shape_of(config, vocab_size, ids.pad)
         rates = Dropout(*(getattr(config.model, name) for name in RATES))
@@ -150,7 +153,6 @@ class Learner:
         betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
         num_losses = 2 if config.train.consistency is None else 3
-        pool = self._thread_pool() if self.device.type == "cpu" else None
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses, pool)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.compiled_hidden: Callable[..., Tensor] | None = None  # of `model`, on any device
@@ -159,13 +161,6 @@ class Learner:
             SequentialGradients(self._compute_micro_batch, self.optimizer.sums, blocks.largest)
             if pool is None
             else self._threaded_gradients(pool)
-        )
-
-    def _thread_pool(self) -> ThreadPoolExecutor:
-        """Return a pool of threads for a CPU, each of which uses `openmp` threads per operation."""
-        machine = self.machine
-        return ThreadPoolExecutor(
-            machine.workers, "piece", torch.set_num_threads, (machine.openmp,)
         )
 
     def _threaded_gradients(self, pool: ThreadPoolExecutor) -> ThreadedGradients:

@@ -11,7 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -45,18 +45,6 @@ def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
     """
     sequence = np.random.SeedSequence([seed, step, index, piece])
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
-
-
-@contextmanager
-def _few_objects_to_collect() -> Iterator[None]:
-    """Keep Python's garbage collector from looking at all objects that exist now again and again,
-    for which it may stop all threads for 0.2 s.
-    """
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class Trainer:
@@ -175,7 +163,11 @@ class Trainer:
         self._restart_clock()
         last_step = self.config.train.max_steps
         bar = progress_bar(last_step, "step", "training", self.progress.step)
-        with _few_objects_to_collect(), bar:
+        with bar, ExitStack() as stack:
+            # Python's garbage collector would look at all objects that exist now again and again,
+            # for which it may stop all threads for 0.2 s
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             while not self._is_finished():
                 started = time.monotonic()
                 norm, rate = self.take_step(stream)

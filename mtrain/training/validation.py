@@ -15,13 +15,11 @@ from statistics import fmean
 import torch
 from safetensors.torch import load, save
 
-from mtrain.config.schema import dump_config
 from mtrain.corpus.lines import medium_line_indices
 from mtrain.corpus.readers import ScoredText
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import checkpoint, layout, reader
-from mtrain.runs.checkpoint import Snapshot
 from mtrain.runs.history import Entry, History
 from mtrain.runs.records import Provenance, duration
 from mtrain.runtime import files
@@ -296,15 +294,10 @@ class Validation:
         """
         path = self.run.checkpoints / name
         read = partial(checkpoint.load_or_name_intact, path)
-        data = self.ranks.from_rank_0(lambda: save(read().weights), bytes)
-        proto = self.prepared.tokenizer.proto
-        return unpack(
-            Snapshot(load(data), dump_config(self.config), proto),
-            path,
-            self.config.decode.model_dump(),
-            device=str(self.learner.device),
-            check_stop=self.stop.check,
-        )
+        weights = load(self.ranks.from_rank_0(lambda: save(read().weights), bytes))
+        snapshot = self.checkpoints.snapshot(weights)
+        device, check_stop = str(self.learner.device), self.stop.check
+        return unpack(snapshot, path, {}, device=device, check_stop=check_stop)
 
 
 def _mean(parts: list[Entry]) -> Entry:
