@@ -104,7 +104,7 @@ def load(path: Path) -> Snapshot:
         raise UserError(f"{path}: its name is not UTF-8, which files of weights need; rename it")
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
-        with out_of_memory_as(lambda: f"{path}: out of memory; free some"):
+        with out_of_memory_as(f"{path}: out of memory; free some"):
             weights = load_file(path / MODEL)
         config = files.read_whole(path / CONFIG, MAX_JSON_BYTES).decode("utf-8")
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, MAX_JSON_BYTES))
@@ -122,7 +122,7 @@ def load_trainer(path: Path) -> TrainerState:
         loop = read_json_file(inner / layout.STATE, Loop)
         if loop.step != step_of(path):
             raise ValueError(f"{layout.STATE} is of step {loop.step}")
-        with out_of_memory_as(lambda: f"{inner}: out of memory; free some"):
+        with out_of_memory_as(f"{inner}: out of memory; free some"):
             return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None

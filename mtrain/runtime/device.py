@@ -151,14 +151,12 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
-def out_of_memory_as(explain: Callable[[], str]) -> Iterator[None]:
-    """Turn an out-of-memory error of the device or the machine into a `UserError` with the message
-    that `explain` returns.
-    """
+def out_of_memory_as(message: str) -> Iterator[None]:
+    """Turn an out-of-memory error of the device or the machine into a `UserError`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         has_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not has_type and not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
-        raise UserError(explain()) from None
+        raise UserError(message) from None

@@ -162,7 +162,7 @@ class Job:
             trainer: Trainer | None = None
             try:
                 self.ranks.on_rank_0(self._check)
-                with out_of_memory_as(lambda: LACK_OF_MEMORY):
+                with out_of_memory_as(LACK_OF_MEMORY):
                     trainer = self._trainer(self._prepare())
                     trainer.run()
             except (UserError, OSError) as error:
@@ -181,7 +181,7 @@ class Job:
         for text in warnings:
             logger.warning("%s", text)
         self._check_settings()
-        with out_of_memory_as(lambda: LACK_OF_MEMORY):
+        with out_of_memory_as(LACK_OF_MEMORY):
             available = without_missing_text(self.config, self.stop, timed=True)
             preparation = Preparation(available, self.stop)
             self.run.check_data(preparation.fingerprints)

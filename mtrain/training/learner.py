@@ -215,7 +215,7 @@ class Learner:
             layer.compile(dynamic=False, fullgraph=True)
         text = f"out of memory on a micro-batch of {tokens:,} tokens with padding; free memory and "
         text += "run the same command again, or start another run_dir with a lower train.max_tokens"
-        with out_of_memory_as(lambda: text):
+        with out_of_memory_as(text):
             graphs.warm_up(tokens // width, width)
         torch.compiler.set_stance("eager_on_recompile")
 

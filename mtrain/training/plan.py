@@ -276,7 +276,7 @@ def _measure_step(
     random tokens with these lengths, eos included. A CPU computes only some rows of a large
     micro-batch. Nothing is compiled, which would take minutes.
     """
-    with out_of_memory_as(lambda: "out of memory"):
+    with out_of_memory_as("out of memory"):
         plain = config.train.model_copy(update={"compile": False})
         config = config.model_copy(update={"train": plain})
         learner = Learner(config, vocab_size, IDS, Ranks(), Blocks(blocks.largest))

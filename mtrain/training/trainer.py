@@ -208,7 +208,7 @@ class Trainer:
         indices = self.blocks.of(self.ranks.rank)
         seeds = [partial(piece_seed, self.config.seed, step, index) for index in indices]
         batches = map(self.batches.read, planned[indices.start : indices.stop])
-        with out_of_memory_as(partial(self._lack_of_memory, planned)):
+        with out_of_memory_as(self._lack_of_memory(planned)):
             self.learner.sum_gradients(zip(batches, seeds, strict=True), len(indices))
 
     def _lack_of_memory(self, planned: list[MicroBatch]) -> str:

@@ -75,7 +75,7 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths_of(pairs), budget):
         loaded.check_stop()
-        with out_of_memory_as(lambda: "out of memory on alignments; lower --batch-tokens"):
+        with out_of_memory_as("out of memory on alignments; lower --batch-tokens"):
             maps = attention_maps(loaded, [pairs[i] for i in batch])
             # (B, T, S), without the tag
             weights = torch.stack(maps["cross"][-LAYERS:]).float().mean((0, 2))[:, :, tag_length:]

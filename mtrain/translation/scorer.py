@@ -1,7 +1,6 @@
 """Forced scoring: the log-probability that a model gives to existing translations."""
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -57,8 +56,7 @@ class Scorer:
             self.loaded.check_stop()
             size = len(indices), int(lengths[indices].max())
             lower = "decode.batch_tokens (--batch-tokens)"
-            message = partial(out_of_memory_message, *size, lower)
-            with out_of_memory_as(message):
+            with out_of_memory_as(out_of_memory_message(*size, lower)):
                 nll = self._batch_nll([(src[i], tgt[i]) for i in indices])
             result[torch.from_numpy(indices)] = nll
         return result

@@ -259,7 +259,7 @@ class Translator:
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate the lines of a batch."""
         longest = max(len(line.source) for line in group)
-        with out_of_memory_as(partial(out_of_memory_message, len(group), longest)):
+        with out_of_memory_as(out_of_memory_message(len(group), longest)):
             results = self._sample(group) if self.decode.sample else self.search(group, scored)
         texts = iter(self.loaded.decode_targets([h.ids for h in chain(*results)]))
         translations = [

@@ -62,7 +62,7 @@ def test_an_unknown_precision_is_refused() -> None:
 )
 def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> None:
     expected = pytest.raises(UserError if is_lack else RuntimeError)
-    with expected as caught, out_of_memory_as(lambda: "no memory for this"):
+    with expected as caught, out_of_memory_as("no memory for this"):
         raise error
     assert str(caught.value) == ("no memory for this" if is_lack else str(error))
 
