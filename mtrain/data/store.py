@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate, chain, compress, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -172,12 +172,15 @@ def _encode_all(
     if len(first_chunks) <= INLINE_CHUNKS or workers == 1:
         yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
     else:
-        yield from map_tasks(partial(_encoder, tokenizer.proto, selection), chunks, workers, DEATH)
+        encode = partial(_encode_in_worker, tokenizer.proto, selection)
+        yield from map_tasks(encode, chunks, workers, DEATH)
 
 
-def _encoder(proto: bytes, selection: Selection) -> Callable[[list[Pair]], Encoded]:
-    """Return the function that a worker process calls for each chunk."""
-    return partial(_encode_chunk, tokenizer=Tokenizer(proto), selection=selection)
+_tokenizer_of = cache(Tokenizer)  # in a worker process, loaded once
+
+
+def _encode_in_worker(proto: bytes, selection: Selection, chunk: list[Pair]) -> Encoded:
+    return _encode_chunk(chunk, _tokenizer_of(proto), selection)
 
 
 def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection) -> Encoded:

@@ -29,9 +29,9 @@ from mtrain.runtime.stop import EXIT_CODES
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# Called once in each process; returns the function for its tasks. Unless the process is forked, it
-# must be picklable, like a `partial` of a module's function.
-Setup = Callable[[], Callable[[Task], Result]]
+# The function for tasks. Unless the process is forked, it must be picklable, like a `partial` of a
+# module's function.
+Work = Callable[[Task], Result]
 
 Worker = tuple[BaseProcess, Connection]  # a process, and this process's end of its pipe
 
@@ -76,20 +76,20 @@ def _quota(cgroup: Path) -> float:
 
 
 def map_tasks(
-    setup: Setup[Task, Result],
+    work: Work[Task, Result],
     tasks: Iterable[Task],
     number: int,
     death: str,
     *,
     forked: bool = False,
 ) -> Generator[Result]:
-    """Yield the result of each task, in order, from up to `number` processes. A process starts when
-    a task waits for one, and tasks are read when they are needed. Closing the generator ends the
-    processes. Raises the `UserError` of a process, or one with the message `death` if a process
-    dies.
+    """Yield the result of `work` for each task, in order, from up to `number` processes. A process
+    starts when a task waits for one, and tasks are read when they are needed. Closing the generator
+    ends the processes. Raises the `UserError` of a process, or one with the message `death` if a
+    process dies.
 
     If `forked`, processes start in some milliseconds and share the memory of this one. They must
-    not wait for its other threads: with torch, `setup` sets the number of threads to 1.
+    not wait for its other threads: with torch, `work` sets the number of threads to 1.
     """
     workers: list[Worker] = []
     numbered, results, next_result = enumerate(tasks), dict[int, Result](), 0
@@ -99,7 +99,7 @@ def map_tasks(
         while task is not None or busy or results:
             while task is not None and task[0] - next_result < AHEAD * number:
                 if not idle and len(workers) < number:
-                    if _add(workers, setup, forked=forked):
+                    if _add(workers, work, forked=forked):
                         idle.append(workers[-1][1])
                     else:
                         number = len(workers)  # go on with the started ones
@@ -135,10 +135,10 @@ def _reporting(death: str) -> Iterator[None]:
         raise UserError(death) from None
 
 
-def _add(workers: list[Worker], setup: Setup[Any, Any], *, forked: bool) -> bool:
+def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:
     """Start another process, if the system can; raises `UserError` if it cannot start the first."""
     try:
-        workers.append(_start(setup, [pipe for _, pipe in workers], forked=forked))
+        workers.append(_start(work, [pipe for _, pipe in workers], forked=forked))
     except OSError as error:  # too many processes or open files, or no memory
         if not workers:
             raise UserError(f"{NO_PROCESS}: {error.strerror}; {LIMITS}") from None
@@ -146,19 +146,19 @@ def _add(workers: list[Worker], setup: Setup[Any, Any], *, forked: bool) -> bool
     return True
 
 
-def _start(setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool) -> Worker:
+def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Worker:
     """Start a process; `pipes` lead to the earlier ones. It blocks the signals that ask a job to
     stop, since only this process acts on them.
     """
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     here, there = context.Pipe()
-    work: Callable[[], None] = partial(_work, there, setup)
+    target: Callable[[], None] = partial(_work, there, work)
     if forked:
-        work = partial(_work_forked, os.getpid(), [*pipes, here], work)
+        target = partial(_work_forked, os.getpid(), [*pipes, here], target)
     else:
         resource_tracker.ensure_running()  # it would unblock signals when the first process starts
-    process = context.Process(target=work, daemon=True)
+    process = context.Process(target=target, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
     try:
         with warnings.catch_warnings():
@@ -170,7 +170,7 @@ def _start(setup: Setup[Any, Any], pipes: list[Connection], *, forked: bool) -> 
     return process, here
 
 
-def _work_forked(parent: int, pipes: list[Connection], work: Callable[[], None]) -> None:
+def _work_forked(parent: int, pipes: list[Connection], target: Callable[[], None]) -> None:
     """Do the work of a forked process. It has all open files of its parent, so it closes the
     parent's ends of pipes, and dies with the parent, whose locks it would keep otherwise.
     """
@@ -178,17 +178,15 @@ def _work_forked(parent: int, pipes: list[Connection], work: Callable[[], None])
     for pipe in pipes:
         pipe.close()
     if os.getppid() == parent:
-        work()
+        target()
 
 
-def _work(pipe: Connection, setup: Setup[Any, Any]) -> None:
+def _work(pipe: Connection, work: Work[Any, Any]) -> None:
     """Do the tasks that arrive, until the other end of the pipe is closed."""
-    work = None
     with suppress(EOFError, OSError):
         while True:
             task, result, failure = pipe.recv(), None, None
             try:
-                work = work or setup()  # at the first task, so that its error can be sent
                 result = work(task)
             except (UserError, OSError, MemoryError) as error:
                 failure = as_user_error(error)

@@ -272,8 +272,7 @@ def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list
     if len(lines) < MANY_LINES or processes == 1:
         return count(lines)
     chunks = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
-    set_up = partial(partial, count)  # returns the function for a worker's tasks
-    return list(chain.from_iterable(map_tasks(set_up, chunks, processes, DEATH)))
+    return list(chain.from_iterable(map_tasks(count, chunks, processes, DEATH)))
 
 
 def _count_edits_here(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:

@@ -78,11 +78,9 @@ class Forecast:
         seconds, memory, reason = None, None, ""
         if lengths is not None:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
-            # measured in another process, which may be killed for lack of memory; there `setup`
-            # returns the function that takes the lengths
-            setup = partial(partial, _measure_step, config, blocks, *sizes)
-            try:
-                [(seconds, memory)] = map_tasks(setup, [lengths], 1, DEATH)
+            measure = partial(_measure_step, config, blocks, *sizes)
+            try:  # in another process, which may be killed for lack of memory
+                [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
             except UserError as error:
                 reason = f": {error}"
         self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}

@@ -370,11 +370,11 @@ def _in_processes(
 ) -> Generator[Translated]:
     """Translate in `count` processes of one thread each, which share the memory of the model."""
 
-    def set_up() -> Callable[[int], Translated]:
+    def work(index: int) -> Translated:
         torch.set_num_threads(1)
-        return lambda index: translate(batches[index])
+        return translate(batches[index])
 
-    return map_tasks(set_up, range(len(batches)), count, PROCESS_DIED, forked=True)
+    return map_tasks(work, range(len(batches)), count, PROCESS_DIED, forked=True)
 
 
 def _min_risk(hypotheses: list[Translation]) -> Translation:

@@ -7,9 +7,8 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 from mtrain.corpus.lines import RowError
 from mtrain.runtime import workers
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.workers import AHEAD, map_tasks
 
 needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
@@ -30,10 +29,6 @@ FAILURES: dict[int, Exception] = {
     23: MemoryError(),
     29: RowError("file:3", 3, "no text", "encoding"),
 }
-
-
-def setup() -> Callable[[int], tuple[int, int]]:
-    return square
 
 
 def square(task: int) -> tuple[int, int]:
@@ -57,10 +52,6 @@ def half_send(pipe: Connection, data: bytes) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def broken_setup() -> Callable[[int], int]:
-    raise RefusedError("cannot begin")
-
-
 @pytest.fixture(params=[False, pytest.param(True, marks=needs_fork)], ids=["spawned", "forked"])
 def forked(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
@@ -68,27 +59,23 @@ def forked(request: pytest.FixtureRequest) -> bool:
 
 def test_results_come_in_order_from_all_processes(forked: bool) -> None:
     tasks = [n for n in range(60) if n not in (11, 13, *FAILURES)]
-    found = list(map_tasks(setup, tasks, 2, "died", forked=forked))
+    found = list(map_tasks(square, tasks, 2, "died", forked=forked))
     assert [result for _, result in found] == [n * n for n in tasks]
     assert len({process for process, _ in found}) == 2
 
 
 def test_all_processes_start_before_the_first_result(tmp_path: Path, forked: bool) -> None:
     tasks = [tmp_path / name for name in "abc"]
-    assert all(map_tasks(partial(meeting, tmp_path), tasks, 3, "died", forked=forked))
+    assert all(map_tasks(meet, tasks, 3, "died", forked=forked))
 
 
-def meeting(folder: Path) -> Callable[[Path], bool]:
-    """Return a task that begins, and waits for two others to begin."""
-
-    def meet(path: Path) -> bool:
-        path.touch()
-        end = time.monotonic() + 30
-        while len(list(folder.iterdir())) < 3 and time.monotonic() < end:
-            time.sleep(0.02)
-        return len(list(folder.iterdir())) == 3
-
-    return meet
+def meet(path: Path) -> bool:
+    """Begin, and wait for two other tasks to begin."""
+    path.touch()
+    end = time.monotonic() + 30
+    while len(list(path.parent.iterdir())) < 3 and time.monotonic() < end:
+        time.sleep(0.02)
+    return len(list(path.parent.iterdir())) == 3
 
 
 def test_tasks_are_read_as_they_are_needed() -> None:
@@ -99,7 +86,7 @@ def test_tasks_are_read_as_they_are_needed() -> None:
             read.append(n)
             yield n
 
-    with closing(map_tasks(setup, tasks(), 1, "died")) as results:
+    with closing(map_tasks(square, tasks(), 1, "died")) as results:
         next(results)
         assert len(read) <= AHEAD + 2
     assert multiprocessing.active_children() == []
@@ -118,7 +105,7 @@ def test_tasks_are_read_as_they_are_needed() -> None:
 )
 def test_the_end_of_one_process_ends_all(task: int, message: str, forked: bool) -> None:
     with pytest.raises(UserError, match=message):
-        list(map_tasks(setup, [1, 2, task, 3], 2, "it died", forked=forked))
+        list(map_tasks(square, [1, 2, task, 3], 2, "it died", forked=forked))
     assert multiprocessing.active_children() == []
 
 
@@ -139,7 +126,7 @@ def test_forked_processes_end_with_the_one_that_started_them() -> None:
 
 def report_and_die(pipe: Connection) -> None:
     """Start two processes, tell their numbers, and be killed while they work."""
-    results = map_tasks(setup, [*range(100, 120), SLOW, SLOW, SLOW], 2, "died", forked=True)
+    results = map_tasks(square, [*range(100, 120), SLOW, SLOW, SLOW], 2, "died", forked=True)
     pipe.send({next(results)[0] for _ in range(20)})
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -157,7 +144,7 @@ def test_processes_that_cannot_start_are_done_without(
         start(process)
 
     monkeypatch.setattr(BaseProcess, "start", limited)
-    results = map_tasks(setup, [1, 2, 3], 3, "died", forked=forked)
+    results = map_tasks(square, [1, 2, 3], 3, "died", forked=forked)
     if not started:
         with pytest.raises(UserError, match="cannot start a process: Resource"):
             next(results)
@@ -169,7 +156,7 @@ def test_processes_that_cannot_start_are_done_without(
 
 def test_an_error_from_a_process_is_whole() -> None:
     with pytest.raises(RowError) as caught:
-        list(map_tasks(setup, [29], 1, "it died"))
+        list(map_tasks(square, [29], 1, "it died"))
     error = caught.value
     assert (error.location, error.number, error.reason, error.kind) == (
         "file:3",
@@ -213,8 +200,3 @@ def test_the_quotas_of_cgroups_count(
     monkeypatch.setattr(workers, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     assert workers.available_threads() == expected
-
-
-def test_a_process_that_cannot_begin_reports_why() -> None:
-    with pytest.raises(RefusedError, match="cannot begin"):
-        list(map_tasks(broken_setup, [1], 1, "it died"))

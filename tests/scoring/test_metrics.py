@@ -121,10 +121,10 @@ def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch
     compared = paired_tests(["ter"], systems, references, "13a", False)
     tasks: list[int] = []
 
-    def recorded(setup: Any, parts: Any, number: int, death: str) -> Any:
+    def recorded(work: Any, parts: Any, number: int, death: str) -> Any:
         parts = list(parts)
         tasks.append(len(parts))
-        return map_tasks(setup, parts, number, death)
+        return map_tasks(work, parts, number, death)
 
     for name, value in (("MANY_LINES", 6), ("CHUNK", 4), ("map_tasks", recorded)):
         monkeypatch.setattr(metrics, name, value)
