@@ -88,11 +88,12 @@ def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, s
     run = sets.read_run_of(model)
     key = sets.key_of(run, name)
     try:
-        corpus, text = sets.read_set(run, key)
+        text = sets.read_set(run, key)
     except UserError as error:
         raise UserError(f"{error}; give files with -s/--source and -r/--reference") from None
     assert run.config is not None
-    return text.sources, [text.references], run.config.data.languages(corpus)[1], corpus.tag
+    language = run.config.data.languages(text.corpus)[1]
+    return text.sources, [text.references], language, text.corpus.tag
 
 
 def _translate(

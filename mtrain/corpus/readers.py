@@ -60,8 +60,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class Text:
-    """A validation or test set, line for line."""
+    """A validation or test set, line for line, and its entry in the config."""
 
+    corpus: Corpus
     sources: list[str]
     references: list[str]
     sha256: str
@@ -78,9 +79,6 @@ class Text:
         """Whether the sides of each of these pairs are the same."""
         pairs = zip(self.sources[start:stop], self.references[start:stop], strict=True)
         return np.array([src == tgt for src, tgt in pairs])
-
-
-ScoredText = tuple[Corpus, Text]
 
 
 def reading_of(config: Config, **options: Any) -> Reading:
@@ -164,7 +162,7 @@ def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
         pair_bytes = sum(len(text.encode("utf-8", "replace")) for text in pair)
         size = add_to_set_size(size, pair_bytes, describe(corpus))
         pairs.append(pair)
-    return Text([src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
+    return Text(corpus, [src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
 
 def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:

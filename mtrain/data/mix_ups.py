@@ -19,7 +19,7 @@ from mtrain.config.schema import DataConfig
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
 from mtrain.corpus.markup import SUBWORDS
 from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
-from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
+from mtrain.corpus.readers import Pair, Text, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
 
@@ -50,13 +50,13 @@ def find_mix_ups(
     texts: dict[str, Corpus],
     reading: Reading,
     pairs: int,
-    sets: dict[str, ScoredText],
+    sets: dict[str, Text],
 ) -> Iterator[tuple[str, bool]]:
     """Read the training corpora `texts` once, `pairs` pairs in all. Yield a message for each mix-up
     of a corpus or a scored set, and whether the config allows it.
     """
     corpora = {key: data.as_forward(corpus) for key, corpus in texts.items()}
-    scored_pairs = {key: _pairs_of(data, scored) for key, scored in sets.items()}
+    scored_pairs = {key: _pairs_of(data, text) for key, text in sets.items()}
     sources = {src for pairs_of_set in scored_pairs.values() for src, _ in pairs_of_set}
     found, step = set[Pair](), max(1, pairs // SAMPLE)
 
@@ -75,13 +75,13 @@ def find_mix_ups(
         for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts):
             yield f"{key}: {message}", is_allowed
     in_training = set(_plain_pairs(found))
-    for key, (corpus, scored) in sets.items():
-        sides = scored.sources, scored.references
-        for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), *sides):
+    for key, text in sets.items():
+        languages, sides = data.languages(text.corpus), (text.sources, text.references)
+        for _, message, is_allowed in mix_ups_of(data, languages, *sides):
             yield f"{key}: {message}", is_allowed
         same = sum(pair in in_training for pair in scored_pairs[key])
-        if text := overlap_message(same, len(scored)):
-            yield f"{key}: {text}", data.allow_overlap
+        if overlap := overlap_message(same, len(text)):
+            yield f"{key}: {overlap}", data.allow_overlap
 
 
 def is_informative(row: TextRow) -> bool:
@@ -183,13 +183,12 @@ def overlap_message(same: int, pairs: int) -> str:
     return f"{text}; use other text, or set data.allow_overlap: true if this is intended"
 
 
-def _pairs_of(data: DataConfig, scored: ScoredText) -> list[Pair]:
+def _pairs_of(data: DataConfig, text: Text) -> list[Pair]:
     """Return the pairs of a set without blank sides, as `DataConfig.as_forward` turns them and in
     their plain forms.
     """
-    corpus, text = scored
     sources, targets = text.sources, text.references
-    if data.as_forward(corpus) is not corpus:
+    if data.as_forward(text.corpus) is not text.corpus:
         sources, targets = targets, sources
     pairs = _plain_pairs(zip(sources, targets, strict=True))
     return [(src, tgt) for src, tgt in pairs if src and tgt]

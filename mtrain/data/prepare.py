@@ -25,7 +25,7 @@ from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
-from mtrain.corpus.readers import Pair, Scan, ScoredText, Text, describe, reading_of
+from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
 from mtrain.data.filters import FILTERS, Selection
@@ -60,8 +60,8 @@ class Prepared:
 
     tokenizer: Tokenizer
     store: Store
-    valid: list[ScoredText]  # in the order of `data.valid`
-    tests: dict[str, ScoredText]
+    valid: list[Text]  # in the order of `data.valid`
+    tests: dict[str, Text]
     fingerprints: dict[str, Any]
 
 
@@ -133,8 +133,8 @@ class Preparation:
     @cached_property
     def prepared(self) -> Prepared:
         """All that training reads."""
-        for key, (corpus, text) in self.sets.items():
-            self._warn_of_long_lines(key, text, corpus.tag)
+        for key, text in self.sets.items():
+            self._warn_of_long_lines(key, text)
         corpora = [self._tokenized(number) for number in range(len(self.scans))]
         sizes = list(map(len, corpora))
         store = Store(corpora, weights_of(self.config, sizes))
@@ -151,12 +151,12 @@ class Preparation:
         for name in data.tokenizers:
             check_tokenizer(name)
         self.selection.text_checks()  # raises for an unknown script, before text is read
-        valid = [self.sets[key][1].sha256 for key in data.valid_keys]
+        valid = [self.sets[key].sha256 for key in data.valid_keys]
         return {
             "train": [scan.sha256 for scan in self.scans],
             "weights": [corpus.weight for corpus in data.available_train],
             "valid": valid if isinstance(data.valid, list) else valid[0],
-            "test": {name: self.sets[f"data.test.{name}"][1].sha256 for name in data.test},
+            "test": {name: self.sets[f"data.test.{name}"].sha256 for name in data.test},
         }
 
     @cached_property
@@ -169,10 +169,10 @@ class Preparation:
         return scans
 
     @cached_property
-    def sets(self) -> dict[str, ScoredText]:
+    def sets(self) -> dict[str, Text]:
         """The validation and test sets, by their keys in the config."""
         scored = self.config.data.scored_corpora.items()
-        return {key: (corpus, self._read_set(key, corpus)) for key, corpus in scored}
+        return {key: self._read_set(key, corpus) for key, corpus in scored}
 
     def _read_set(self, key: str, corpus: Corpus) -> Text:
         """Read a set including blank lines, because all lines of its files are scored."""
@@ -188,14 +188,14 @@ class Preparation:
             logger.warning("%s: %s", key, sign)
         return text
 
-    def _warn_of_long_lines(self, key: str, text: Text, tag: str | None) -> None:
+    def _warn_of_long_lines(self, key: str, text: Text) -> None:
         """Warn of lines that each validation cuts: sources, and references when it computes NLL."""
         config, decode = self.config, self.config.decode
         positions = config.data.max_length if config.model.positions == "learned" else math.inf
         src_limit = min(decode.max_source_length, positions)
         tgt_limit = int(decode.max_len_a * (src_limit - 1) + decode.max_len_b) + 1
         for lines, limit, tag_ids, side in (
-            (text.sources, src_limit, self.tokenizer.tag_ids(tag), ""),
+            (text.sources, src_limit, self.tokenizer.tag_ids(text.corpus.tag), ""),
             (text.references, min(tgt_limit, positions), [], ", references"),
         ):
             truncated = TruncatedLines()

@@ -211,7 +211,7 @@ def _valid_lines(report: Report) -> list[Sample]:
     lines, data = list[Sample](), report.config.data
     with report.note_failure("samples", "Sources and references are not shown"):
         for key, corpus in zip(data.valid_keys, data.valid_corpora, strict=True):
-            _, text = sets.read_set(report.run, key)
+            text = sets.read_set(report.run, key)
             suffix, (src_lang, tgt_lang) = key.removeprefix("data.valid"), data.languages(corpus)
             pairs = zip(text.sources, text.references, strict=True)
             for number, (src, tgt) in enumerate(pairs, 1):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from mtrain.config.corpora import Corpus
 from mtrain.corpus.readers import Text, read_text, reading_of
 from mtrain.runs import layout, verify
 from mtrain.runs.reader import Run, read_run
@@ -39,12 +38,12 @@ def key_of(run: Run, name: str) -> str:
     return keys[name]
 
 
-def read_set(run: Run, key: str) -> tuple[Corpus, Text]:
+def read_set(run: Run, key: str) -> Text:
     """Read a validation or test set; raises `UserError` as `check_known` does."""
     assert run.config is not None
     check_known(run, key)
     corpus = run.corpora[key][0]
-    return corpus, read_text(corpus, reading_of(run.config, keep_blank=True), "")
+    return read_text(corpus, reading_of(run.config, keep_blank=True), "")
 
 
 def check_known(run: Run, key: str) -> None:

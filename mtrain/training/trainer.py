@@ -143,7 +143,7 @@ class Trainer:
         if step == 0 or timed:
             keys, prepared = self.config.data.scored_corpora, self.prepared
             texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
-            references = {key: text.references for key, (_, text) in texts}
+            references = {key: text.references for key, text in texts}
             sets = {key: len(lines) for key, lines in references.items()}
             from_scratch = self.config.train.init_from is None
             few = text_warnings(len(self.prepared.store), sets, from_scratch=from_scratch)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 
 from mtrain.corpus.lines import medium_line_indices
-from mtrain.corpus.readers import ScoredText
+from mtrain.corpus.readers import Text
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import checkpoint, layout, reader
@@ -118,7 +118,7 @@ class Validation:
         return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
 
     def evaluate(
-        self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
+        self, model: LoadedModel, parts: list[Text], name: str, step: int, prefix: str
     ) -> Entry:
         """Translate a set and return its BLEU, chrF and NLL per token; for a list of sets, also
         those of each part, and the mean as the set's. Rank 0 writes the translations under `name`
@@ -140,14 +140,13 @@ class Validation:
             self.run.metrics.append({"step": step, "time": time.time(), **values})
         return entry
 
-    def _score(self, model: LoadedModel, part: ScoredText, name: str) -> tuple[list[str], Entry]:
-        """Translate a corpus with its tag; return the translations and their scores."""
-        corpus, text = part
-        model = model.tagged(corpus.tag)
+    def _score(self, model: LoadedModel, text: Text, name: str) -> tuple[list[str], Entry]:
+        """Translate a set with its tag; return the translations and their scores."""
+        model = model.tagged(text.corpus.tag)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
             hypotheses = Translator(model, self.ranks).best(text.sources, bar.update)
         nll = Scorer(model).nll(text.sources, text.references, self.ranks)
-        tokenize = self.config.data.tokenizer_of(corpus)
+        tokenize = self.config.data.tokenizer_of(text.corpus)
         bleu = metrics.score("bleu", hypotheses, [text.references], tokenize=tokenize)
         entry: Entry = {
             "bleu": bleu.score,
@@ -174,8 +173,8 @@ class Validation:
         self.history = self.ranks.from_rank_0(self._mark_lost, History)
         if best := self.history.best:
             load_best = cache(partial(self._load, best["checkpoint"]))
-            for name, part in self.prepared.tests.items():
-                self._test(name, part, best["checkpoint"], step, load_best)
+            for name, text in self.prepared.tests.items():
+                self._test(name, text, best["checkpoint"], step, load_best)
 
     def conclude(self, state: str, step: int) -> None:
         """Log the end of a complete or stopped run: time, directory and best scores; if complete,
@@ -224,9 +223,8 @@ class Validation:
         """Return sources and references of the validation set, and its translations by the
         checkpoint `name`; raises `UserError`.
         """
-        texts = [text for _, text in self.prepared.valid]
-        sources = [line for text in texts for line in text.sources]
-        references = [line for text in texts for line in text.references]
+        sources = [line for text in self.prepared.valid for line in text.sources]
+        references = [line for text in self.prepared.valid for line in text.references]
         return sources, references, list(reader.read_translations(self.run.path, name))
 
     def _show_samples(self, name: str) -> None:
@@ -275,16 +273,16 @@ class Validation:
         return self.history
 
     def _test(
-        self, name: str, part: ScoredText, best: str, step: int, load: Callable[[], LoadedModel]
+        self, name: str, text: Text, best: str, step: int, load: Callable[[], LoadedModel]
     ) -> None:
         """Score a test set, unless the history has its scores for this model, text and search."""
-        (corpus, text), decode = part, self.config.decode.model_dump()
+        decode = self.config.decode.model_dump()
         identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
         stored = self.history.tests.get(name, {})
-        tokenize = self.config.data.tokenizer_of(corpus)
+        tokenize = self.config.data.tokenizer_of(text.corpus)
         if identity.items() <= stored.items() and f"|tok:{tokenize}" in stored["signature"]:
             return
-        entry = self.evaluate(load(), [part], f"test-{name}", step, f"test/{name}/")
+        entry = self.evaluate(load(), [text], f"test-{name}", step, f"test/{name}/")
         self.history.tests[name] = {**identity, **entry}
         self.write_history()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mtrain.config.corpora import GeneratedCorpus
 from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Text
 
 APART = "lengths of the sides do not correlate"
+ENTRY = GeneratedCorpus(generated="phrasebook", split="valid", pairs=1)
 
 
 def corpus(pairs: int, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -23,7 +25,7 @@ def corpus(pairs: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def signs(sources: list[str], references: list[str]) -> list[str]:
-    return list(misalignment_warnings(Text(sources, references, "")))
+    return list(misalignment_warnings(Text(ENTRY, sources, references, "")))
 
 
 @pytest.mark.parametrize("pairs", [1, 99, 100, 501, 30_000])
