@@ -15,7 +15,7 @@ from mtrain.runs.layout import AVERAGE, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, read_json
+from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, adapter_of, read_json
 from mtrain.runtime.log import first_numbers, logger
 
 # Bounds keep arithmetic and formatting safe, whoever wrote the file.
@@ -138,7 +138,7 @@ class StepRecord(BaseModel):
     bleu: Number = Field(0.0, alias="valid/bleu")
 
 
-Record: Any = Annotated[dict[str, Number | str | bool | None], with_fields_of(StepRecord)]
+Record = Annotated[dict[str, Number | str | bool | None], with_fields_of(StepRecord)]
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes | None:
@@ -218,13 +218,13 @@ class MetricsFile:
         """Return the records and the numbers of invalid lines, except for a line that a crash
         truncated. Raises `UserError` if the file is not a regular file or too large.
         """
-        records, broken = [], list[int]()
+        records, broken, form = [], list[int](), adapter_of(Record)
         data = read_bytes(self.path, MAX_TEXT_BYTES) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:
                 if len(line) > MAX_RECORD_BYTES:
                     raise ValueError("longer than any record")
-                records.append(read_json(line, Record))
+                records.append(form.validate_json(line, strict=True))
             except ValueError:
                 if line.endswith(b"\n"):
                     broken.append(number)
