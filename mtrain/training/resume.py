@@ -78,6 +78,7 @@ class Checkpoints:
     def __init__(self, session: Session, learner: Learner) -> None:
         self.config, self.run, self.ranks = session.config, session.run, session.ranks
         self.vocabulary = session.prepared.tokenizer.proto
+        self.settings = dump_config(session.config)  # once, not for each checkpoint
         self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
         self._damaged: list[Path] = []  # newer than the checkpoint that was resumed
@@ -101,7 +102,7 @@ class Checkpoints:
 
     def snapshot(self, weights: dict[str, Tensor] | None = None) -> Snapshot:
         """Return the model as a checkpoint stores it, with these weights or the current ones."""
-        return Snapshot(weights or self.learner.weights, dump_config(self.config), self.vocabulary)
+        return Snapshot(weights or self.learner.weights, self.settings, self.vocabulary)
 
     def prune(self, best: set[str]) -> None:
         """Remove checkpoints that are no longer needed, on rank 0; keep the `best`."""
