@@ -3,6 +3,7 @@ significantly, and the lines that differ most.
 """
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from heapq import nlargest
@@ -127,10 +128,15 @@ def choose_metrics(names: str) -> list[str]:
 
 def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
     """Read the translations of each system and name it by its path, relative to the deepest
-    directory that holds all files. Raises `RefusedError` for fewer than two files.
+    directory that holds all files. Raises `RefusedError` for fewer than two files and for a
+    directory.
     """
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two or more files of translations")
+    for path in filter(Path.is_dir, paths):
+        write = f"mtrain translate -m {shlex.quote(str(path))} -i SRC -o FILE"
+        advice = f"give files of translations; for those of a run: {write}"
+        raise RefusedError(printable(f"{path}: is a directory; {advice}"))
     base = os.path.commonpath([path.absolute().parent for path in paths])
     return [
         (os.path.relpath(path.absolute(), base), read_aligned(path, references)) for path in paths

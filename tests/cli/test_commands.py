@@ -393,6 +393,7 @@ MISTAKES = [
     ("compare -r {ref}", 2, ["Missing argument"]),
     ("compare {ref} {src}", 2, ["--reference"]),
     ("compare {src} -r {ref}", 2, ["two or more files of translations"]),
+    ("compare {run} {src} -r {ref}", 2, ["is a directory; give files", "/run -i SRC -o FILE"]),
     ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
     ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
     ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
