@@ -209,9 +209,15 @@ class Validation:
 
     def _log_notes(self, best: Entry) -> None:
         """Log the signatures of the scores, and a likely fault of the best translations."""
-        scored = (best, *self.history.tests.values())
-        for signature in dict.fromkeys(entry["signature"] for entry in scored):
-            logger.info("signature of BLEU: %s", signature)
+        scored = {f"valid.{i}": part for i, part in enumerate(best.get("parts") or ())}
+        scored = scored or {"valid": best}
+        scored |= {f"test {name}": entry for name, entry in self.history.tests.items()}
+        signed: dict[str, list[str]] = {}
+        for name, entry in scored.items():
+            signed.setdefault(entry["signature"], []).append(name)
+        for signature, names in signed.items():
+            of_sets = f" of {', '.join(names)}" if len(signed) > 1 else ""
+            logger.info("signature of BLEU%s: %s", of_sets, signature)
         with suppress(UserError):  # the file may be gone
             sources, references, hypotheses = self._translated(best["checkpoint"])
             for note in find_faults(hypotheses, [references], sources)[:1]:

@@ -107,6 +107,20 @@ def test_the_next_command_names_the_tag(
     assert logged(run)[-2] == f"INFO next: mtrain translate -m {run} --tag '<2x>'"
 
 
+def test_each_signature_names_its_sets(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train
+) -> None:
+    files = f"src: {tmp_path}/data/valid.src, tgt: {tmp_path}/data/valid.tgt"
+    sets = [f"data.valid=[{{{files}, tgt_lang: zh}}, {{{files}}}]"]
+    sets += [f"data.test={{news: {{{files}}}, web: {{{files}, tgt_lang: zh}}}}"]
+    assert train(tiny_config(), *(word for text in sets for word in ("--set", text))) == 0
+    signed = [line.split("|")[0::3] for line in logged(tmp_path / "run") if "signature of" in line]
+    assert signed == [
+        ["INFO signature of BLEU of valid.0, test web: nrefs:1", "tok:zh"],
+        ["INFO signature of BLEU of valid.1, test news: nrefs:1", "tok:13a"],
+    ]
+
+
 def test_best_patience_and_records_follow_the_program(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, command: str
 ) -> None:
