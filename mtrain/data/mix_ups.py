@@ -22,6 +22,7 @@ from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.readers import Pair, Text, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
+from mtrain.runtime.log import progress_bar
 
 # Approximate number of pairs in the sample of all training text, and limit of its characters.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
@@ -63,12 +64,14 @@ def find_mix_ups(
     def sample() -> Iterator[tuple[str, TextRow]]:
         for key, corpus in corpora.items():
             for is_nth, is_wanted, row in skim(corpus, reading, step, sources):
+                bar.update(step if is_nth else 0)
                 if is_wanted:
                     found.add(row[1:])
                 if is_nth and is_informative(row):
                     yield key, row
 
-    rows = thin_rows(sample())
+    with progress_bar(pairs, "pair", "checking the text") as bar:
+        rows = thin_rows(sample())
     for key, corpus in corpora.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]

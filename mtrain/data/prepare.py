@@ -280,13 +280,14 @@ class Preparation:
         """Read the sentences of both sides, but no synthetic ones, of training pairs that pass the
         filters of text and are not far too long.
         """
-        for number, corpus in enumerate(self.config.data.available_train):
-            sides = _real_sides(corpus)
-            for chunk in chunked(self._read_once(number, Counter()), CHUNK):
-                self.stop.check()
-                pairs_left = self.selection.by_text(chunk, Counter())
-                for pair in self.selection.by_characters(pairs_left, 0, Counter()):
-                    yield from (pair[side] for side in sides)
+        with progress_bar(sum(scan.pairs for scan in self.scans), "pair", "sampling text") as bar:
+            for number, corpus in enumerate(self.config.data.available_train):
+                sides = _real_sides(corpus)
+                for chunk in chunked(self._read_once(number, Counter()), CHUNK):
+                    self._advance(bar, len(chunk))
+                    pairs_left = self.selection.by_text(chunk, Counter())
+                    for pair in self.selection.by_characters(pairs_left, 0, Counter()):
+                        yield from (pair[side] for side in sides)
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
         """Read a training corpus; raises `UserError` at its end if it differs from its scan: its

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TinyConfig, made_up_pairs, run_here, write_both_ways, write_corpus
+from tqdm import tqdm
 
 from mtrain.config.corpora import SyntheticCorpus, TextCorpus
 from mtrain.config.loading import load_config
@@ -21,9 +23,11 @@ from mtrain.data import cache, store
 from mtrain.data import prepare as preparation
 from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import (
+    Preparation,
     Prepared,
     init_checkpoint,
     prepare,
+    refuse_worthless_text,
     train_run_tokenizer,
     without_missing_init_from,
 )
@@ -401,6 +405,20 @@ def test_a_vocabulary_of_other_settings_is_refused(
     with pytest.raises(RefusedError, match="is not the one that the config describes"):
         prepared(load_config(tiny_config(**setting)))
     assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
+
+
+def test_each_reading_of_the_text_shows_its_progress(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = Counter[str]()
+    monkeypatch.setattr(log, "is_on_terminal", lambda: True)
+    monkeypatch.setattr(log, "_columns", lambda: 100)
+    monkeypatch.setattr(tqdm, "update", lambda bar, n: counts.update({bar.desc: n}))
+    config = load_config(tiny_config())
+    refuse_worthless_text(Preparation(config, Stop()))
+    prepared(config)
+    [tokenizing] = (name for name in counts if name.startswith("tokenizing "))
+    assert counts == dict.fromkeys(["checking the text", "sampling text", tokenizing], 120)
 
 
 def test_a_corpus_of_which_nothing_is_used_is_named(
