@@ -30,12 +30,12 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     dropout = 0.3 if size.pairs < 1_000_000 else 0.1
     norm, optimizer, schedule, peak_lr = "pre", "muon", "linear", 0.008
     if size.pairs <= 50_000:
-        origin = "configs/small.yaml with half of its d_ff (29,000 pairs)"
+        origin = "configs/small.yaml with half of its d_ff (tried on 29,000 pairs)"
         model = _model(256, 4, 512, 3, dropout)
         step_tokens, warmup_steps = 4096, 500
         max_steps = min(4000, max(500, _steps(size, step_tokens)))
     elif size.pairs <= 1_000_000 or not has_gpu:
-        origin = "configs/small.yaml (110,000 pairs were tried)"
+        origin = "configs/small.yaml (tried on 110,000 pairs)"
         model = _model(256, 4, 1024, 3, dropout)
         step_tokens, warmup_steps = 16_384 if has_gpu else 4096, 500
         max_steps = min(50_000, max(1000, _steps(size, step_tokens)))
