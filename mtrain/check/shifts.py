@@ -95,7 +95,7 @@ class Shifts:
         if stretch.shifted[best] >= max(0, unshifted + MIN_SHIFT_GAIN):
             extra["distance"] = distance = best - MAX_SHIFT
             direction = "behind" if distance > 0 else "ahead of"
-            lines = f"about {abs(distance)} {self.findings.unit}(s)"
+            lines = f"about {abs(distance)} {self.findings.unit}{'s' if abs(distance) > 1 else ''}"
             text = f"targets are {lines} {direction} their sources"
         elif (
             pairs >= MIN_PAIRS

@@ -291,7 +291,7 @@ def test_a_slipped_block_is_found_with_its_ends(tmp_path: Path, length: int, joi
     assert abs(example["line"] - 1001) <= 1
     assert abs(example["end"] - (1000 + length)) <= 1
     assert example["distance"] == -1
-    assert "targets are about 1 line(s) ahead of their sources" in example["text"]
+    assert "targets are about 1 line ahead of their sources" in example["text"]
     assert not {"misfit", "unrelated"} & {kind for _, kind in kinds(report)}
 
 
