@@ -82,10 +82,10 @@ def language_of(path: Path, option: str) -> str:
 
 
 def _suffix_of(path: Path) -> str:
-    """Return the last suffix of a file's name, without its dot and except for compression; empty if
-    there is none.
+    """Return the last suffix of a file's name, without its dot and except for compression and
+    `.txt`; empty if there is none.
     """
-    stem = path.name.removesuffix(".gz").removesuffix(".zst")
+    stem = path.name.removesuffix(".gz").removesuffix(".zst").removesuffix(".txt")
     return stem.rpartition(".")[2] if "." in stem else ""
 
 
@@ -114,7 +114,7 @@ def _kind_of(name: str) -> str:
 
 def _find_sets(path: Path) -> dict[str, Path]:
     """Return one side of each set next to a text, by name."""
-    suffixes = rf"\.{re.escape(_suffix_of(path))}(\.gz|\.zst)?"
+    suffixes = rf"\.{re.escape(_suffix_of(path))}(\.txt)?(\.gz|\.zst)?"
     pattern = re.compile(rf"((?:{'|'.join(VALID)}){PAIR}|{TEST}){suffixes}")
     matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
     sets = ((match[1], file) for match, file in matches if match and file.is_file())

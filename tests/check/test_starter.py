@@ -49,6 +49,7 @@ def request(files: tuple[Path, Path], output: Path, hold_out: int = 30) -> Reque
     ("name", "language"),
     [
         *(("a.en", "en"), ("x.train.de.gz", "de"), ("a.b.zh-TW.zst", "zh-TW"), ("news.no", "no")),
+        *(("a.en.txt", "en"), ("a.de.txt.gz", "de")),
         *(("a.deu", "deu"), ("dev.zho_Hans", "zho_Hans"), ("dev.quy_Latn", "quy_Latn")),
     ],
 )
@@ -191,6 +192,16 @@ def test_sets_in_the_same_folder_are_taken(
     asked = starter.with_found_sets(request(sides, output, 0))
     assert asked.valid == (tmp_path / "dev.de-en.en", tmp_path / "dev.de-en.de.gz")
     assert list(asked.tests) == ["test_2016_flickr"]
+
+
+def test_sets_whose_names_end_in_txt_are_taken(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        for side in ("en", "de"):
+            write(tmp_path / f"{name}.{side}.txt", ["one"])
+    sides = tmp_path / "train.en.txt", tmp_path / "train.de.txt"
+    asked = starter.with_found_sets(request(sides, tmp_path / "m.yaml", 0))
+    assert asked.valid == (tmp_path / "valid.en.txt", tmp_path / "valid.de.txt")
+    assert list(asked.tests) == ["test"]
 
 
 def test_bleu_counts_characters_of_a_language_without_spaces(
