@@ -100,7 +100,7 @@ def main() -> None:
     open_closed_streams()
     log.set_up_console(level=logging.INFO)
     try:
-        app()
+        app(prog_name="mtrain")  # `python -m mtrain` is no name for a completion script
     except UnicodeEncodeError as error:  # only file names have an encoding other than UTF-8
         if error.encoding == "utf-8":
             raise

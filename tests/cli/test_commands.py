@@ -180,6 +180,17 @@ def test_help_names_options_and_is_quiet(command: Command, name: str) -> None:
     assert command(*name.split(), "-h").out == result.out
 
 
+def test_completion_is_that_of_mtrain_however_it_is_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mtrain"],
+        env={**os.environ, "_MTRAIN_COMPLETE": "source_bash"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "-F _mtrain_completion mtrain" in done.stdout
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, atexit; sys.argv = ['mtrain', 'train', '--help']\n"
