@@ -199,8 +199,8 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
         raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
     if last and len(paths) < last:
         raise UserError(
-            f"{run_dir}: only the newest {len(paths)} scheduled checkpoints can be averaged "
-            f"(train.keep_checkpoints), but --last is {last}; lower it"
+            f"{run_dir}: scheduled checkpoints to average: {len(paths)}, but --last is {last}; "
+            "lower it, or train further with a larger train.keep_checkpoints"
         )
     with _saving(output):
         mean = replace(load(paths[-1]), weights=average(paths))

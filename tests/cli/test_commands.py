@@ -415,7 +415,7 @@ MISTAKES = [
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
-    ("average {run} --last 99 -o {tmp}/mean", 1, ["but --last is 99"]),
+    ("average {run} --last 99 -o {tmp}/mean", 1, ["checkpoints to average: 4, but --last is 99"]),
     ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
     ("average {run}/checkpoints/step-00000002 -o {tmp}/mean", 2, ["is one checkpoint; give the"]),
     ("average {tmp}/none -o {tmp}/mean", 1, ["none: no such directory; give a run"]),
