@@ -16,6 +16,7 @@ from mtrain.config.changes import changed_keys
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.config.yaml_reader import quote_value
+from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import (
     Preparation,
     Prepared,
@@ -96,6 +97,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
         preparation = Preparation(resolve(config), stop)
         ranks.on_rank_0(partial(refuse_worthless_text, preparation))
         ranks.on_rank_0(lambda: preparation.prepared)
+        logger.info("prepared text is in %s; mtrain train finds it there", cache_directory())
 
 
 class Job:

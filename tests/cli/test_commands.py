@@ -37,6 +37,7 @@ from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
 from mtrain.config.schema import dump_config
+from mtrain.data.cache import cache_directory
 from mtrain.export.convert import FORMS
 from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
@@ -1046,6 +1047,7 @@ def test_text_is_prepared_ahead_of_training(
     result = command("data", "build", "-c", config)
     assert (result.code, result.out) == (0, "")
     assert "120 of 120 pairs" in result.err
+    assert f"prepared text is in {cache_directory()}" in result.err
     assert not (config.parent / "run").exists()
     for maker in ("train_tokenizer", "write_tokenized"):
         monkeypatch.setattr(f"mtrain.data.prepare.{maker}", None)
