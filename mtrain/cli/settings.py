@@ -16,7 +16,8 @@ def keys(
     prefix: Annotated[
         str,
         typer.Argument(
-            help="Show the settings whose names begin with this, or contain it.",
+            help="Show the settings whose names begin with this or contain it, or else those whose "
+            "descriptions do.",
             metavar="PREFIX",
             autocompletion=completion.settings,
         ),

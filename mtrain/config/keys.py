@@ -65,16 +65,19 @@ def make_schema() -> dict[str, Any]:
 
 def list_keys(prefix: str = "") -> list[Key]:
     """Return the settings whose names begin with `prefix`, or if there are none, those whose names
-    contain it, in the order of the manual; raises `RefusedError` if none do.
+    contain it, or else those whose descriptions do, in the order of the manual; raises
+    `RefusedError` if none do.
     """
     schema = make_schema()
     keys = list(dict.fromkeys(_keys(schema, schema["$defs"])))
     found = [key for key in keys if key.name.startswith(prefix)]
     found = found or [key for key in keys if prefix in key.name]
+    words = prefix.replace("_", " ").lower()
+    found = found or [key for key in keys if words in key.text.lower()]
     if not found:
         similar = difflib.get_close_matches(prefix, [*SECTIONS, *(key.name for key in keys)], n=1)
         advice = f"did you mean {similar[0]}?" if similar else "`mtrain config keys` lists all"
-        raise RefusedError(f"{prefix}: no setting has this in its name; {advice}")
+        raise RefusedError(f"{prefix}: no setting has this in its name or description; {advice}")
     return found
 
 

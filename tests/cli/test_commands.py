@@ -323,7 +323,11 @@ MISTAKES = [
         2,
         ["no run or checkpoint directory is given; give it as the first argument or by -m/"],
     ),
-    ("config keys trian", 2, ["trian: no setting has this in its name", "did you mean"]),
+    (
+        "config keys trian",
+        2,
+        ["trian: no setting has this in its name or description", "did you mean"],
+    ),
     ("config keys patiense", 2, ["did you mean train.patience?"]),
     ("config show {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
     ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),

@@ -156,6 +156,8 @@ def test_descriptions_are_wrapped_between_words() -> None:
 def test_a_prefix_chooses_and_an_unknown_one_is_refused() -> None:
     assert {key.name.partition(".")[0] for key in list_keys("decode")} == {"decode"}
     assert [key.name for key in list_keys("warmup")] == ["train.warmup_steps"]
+    for words in ("learning_rate", "Learning rate"):  # in descriptions only
+        assert "train.peak_lr" in {key.name for key in list_keys(words)}
     with pytest.raises(RefusedError, match=r"did you mean train\.warmup_steps\?"):
         list_keys("warmpu_steps")
 
