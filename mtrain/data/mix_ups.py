@@ -6,12 +6,14 @@
 3. repetition  many different sources have the same target, or the other way round
 4. quotes      nearly all texts of a side are in double quotes
 5. subwords    many texts of a side are split into the pieces of another program
-6. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
+6. style       only the training text, or only a scored set, is tokenized or lower-cased
+7. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
@@ -32,6 +34,13 @@ MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may be in double quotes
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 MAX_SHOWN_LENGTH = 60  # characters
+# What most texts of a language have, or nearly none.
+STYLES: dict[str, Callable[[str], object]] = {
+    "spaces before commas or periods": re.compile(r"\w [,.](?!\S)").search,
+    "capital letters": lambda text: text != text.lower(),
+}
+COMMON, RARE = 0.5, 0.05  # fractions of the texts
+MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as many are looked at
 
 Owner = TypeVar("Owner")  # the corpus of a row
 
@@ -72,9 +81,12 @@ def find_mix_ups(
 
     with progress_bar(pairs, "pair", "checking the text") as bar:
         rows = thin_rows(sample())
+    by_language = defaultdict[str, list[str]](list)
     for key, corpus in corpora.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
+        for language, side in zip(data.languages(corpus), (srcs, tgts), strict=True):
+            by_language[language] += side
         for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts):
             yield f"{key}: {message}", is_allowed
     in_training = set(_plain_pairs(found))
@@ -82,6 +94,8 @@ def find_mix_ups(
         languages, sides = data.languages(text.corpus), (text.sources, text.references)
         for _, message, is_allowed in mix_ups_of(data, languages, *sides):
             yield f"{key}: {message}", is_allowed
+        for message in style_differences(by_language, languages, sides):
+            yield f"{key}: {message}", True
         same = sum(pair in in_training for pair in scored_pairs[key])
         if overlap := overlap_message(same, len(text)):
             yield f"{key}: {overlap}", data.allow_overlap
@@ -137,6 +151,33 @@ def mix_ups_of(
     for kind, find in finders.items():
         for text in find(sources, targets):
             yield MixUp(kind, text, True)
+
+
+def style_differences(
+    training: Mapping[str, Sequence[str]],
+    languages: tuple[str, str],
+    sides: tuple[Sequence[str], Sequence[str]],
+) -> Iterator[str]:
+    """Yield a message for each side of a scored set that is tokenized or lower-cased, if the
+    training texts of its language are not, or the other way round.
+    """
+    for language, texts, name in zip(languages, sides, ("sources", "targets"), strict=True):
+        known = training.get(language, ())
+        if min(len(known), len(texts)) < MIN_STYLED:
+            continue
+        for style, has_style in STYLES.items():
+            here, there = _fraction(texts, has_style), _fraction(known, has_style)
+            if min(here, there) <= RARE and max(here, there) >= COMMON:
+                yield (
+                    f"{here:.0%} of the {name} have {style}, but {there:.0%} of the training texts "
+                    f"in {language}; prepare both alike, best as plain text"
+                )
+
+
+def _fraction(texts: Sequence[str], has_style: Callable[[str], object]) -> float:
+    """Return the fraction of evenly spaced texts that have a style."""
+    looked_at = texts[:: max(1, len(texts) // MAX_STYLED)]
+    return sum(map(bool, map(has_style, looked_at))) / len(looked_at)
 
 
 def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:

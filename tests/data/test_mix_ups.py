@@ -293,6 +293,64 @@ def test_text_in_the_subwords_of_another_program_is_warned_of(
     assert (expected in caplog.text) == (split == 61)
 
 
+def tokenized(text: str) -> str:
+    return re.sub(r"(?=[.,])", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("in_train", "in_valid", "expected"),
+    [
+        ((str, str), (str, str), []),
+        ((str.lower, tokenized), (str.lower, tokenized), []),
+        (
+            (str.lower, str),
+            (str, tokenized),
+            [
+                "100% of the sources have capital letters, but 0% of the training texts in en; ",
+                "targets have spaces before commas or periods, but 0% of the training texts in de",
+            ],
+        ),
+        (
+            (tokenized, str),
+            (str, str),
+            ["0% of the sources have spaces before commas or periods, "],
+        ),
+    ],
+)
+def test_a_scored_set_prepared_in_another_way_is_warned_of(
+    tiny_config: TinyConfig,
+    write: Any,
+    in_train: tuple[Callable[[str], str], Callable[[str], str]],
+    in_valid: tuple[Callable[[str], str], Callable[[str], str]],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also if training reads the text the other way round."""
+    train, valid = (
+        [(by_side[0](src), by_side[1](tgt)) for src, tgt in pairs]
+        for by_side, pairs in ((in_train, PAIRS[:200]), (in_valid, PAIRS[200:]))
+    )
+    settings = {"data.src_lang": "en", "data.tgt_lang": "de", "data.valid": write("v", valid)}
+    path = tiny_config(**settings, **{"data.train": [{**write("t", train), "swap": True}]})
+    assert refusal(load_config(path)) == ""
+    warned = [text for text in caplog.messages if "prepare both alike" in text]
+    assert run_here(monkeypatch, "check", path, "--no-forecast", "--json") == 0
+    report = json.loads(capfd.readouterr().out)
+    found = [
+        example["text"]
+        for corpus in report["corpora"]
+        for finding in corpus["findings"]
+        if finding["kind"] == "style"
+        for example in finding["examples"]
+    ]
+    assert warned == [f"data.valid: {text}" for text in found]
+    assert len(found) == len(expected)
+    for text, part in zip(found, expected, strict=True):
+        assert part in text
+
+
 def test_a_row_that_is_too_long_is_no_reason_to_refuse_a_table(
     tiny_config: TinyConfig, tmp_path: Path
 ) -> None:
