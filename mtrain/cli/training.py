@@ -135,6 +135,8 @@ def _require_target(src: Path, tgt: Path | None) -> Path:
             "; for a table, write the config yourself, with its columns or languages: "
             f"data.train: [{{file: {quote_text(str(table))}, {columns}}}]"
         )
+    elif src.is_dir():
+        text += f"; {src} is a folder"
     raise RefusedError(text)
 
 

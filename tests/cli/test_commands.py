@@ -336,6 +336,7 @@ MISTAKES = [
     ("check {src}", 2, ["is this a config?", "mtrain init"]),
     ("init {src}", 2, ["give two files, source and target, aligned by line"]),
     ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "file: ", "a.tsv.gz, src: 0, tgt: 1"]),
+    ("init {tmp}", 2, ["aligned by line; ", " is a folder"]),
     ("init {src} {tmp}/a.tmx", 2, ["give two files", "a.tmx, src: en, tgt: de"]),
     ("init {src} {tmp}/a.jsonl", 2, ["columns or languages", "a.jsonl, src: en, tgt: de"]),
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
