@@ -356,7 +356,7 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
         assert len(checkpoint.average_run(run, None, path, train)) == count
     with pytest.raises(UserError, match="mean: exists already"):
         checkpoint.average_run(run, 2, output, EVERY_10)
-    with pytest.raises(UserError, match=r"only the newest 3 scheduled checkpoints.*--last is 4"):
+    with pytest.raises(UserError, match=r"scheduled checkpoints to average: 3, but --last is 4"):
         checkpoint.average_run(run, 4, tmp_path / "other", EVERY_10)
     only_stopped = make_run(tmp_path / "stopped", 5)
     with pytest.raises(UserError, match="stopped: has no scheduled checkpoint yet"):
