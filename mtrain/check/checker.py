@@ -21,7 +21,7 @@ from mtrain.check.chunks import Chunk, chunks
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.overlap import TRAIN, ScoredSet
-from mtrain.check.profile import MAX_WRONG, Profile, report_mix_ups, texts_by_language
+from mtrain.check.profile import MAX_WRONG, Profile, report_mix_ups
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
@@ -29,7 +29,13 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.mix_ups import SAMPLE, is_informative, style_differences, thin_rows
+from mtrain.data.mix_ups import (
+    SAMPLE,
+    is_informative,
+    style_differences,
+    texts_by_language,
+    thin_rows,
+)
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
@@ -102,7 +108,7 @@ class Checker:
     def _check_sets(self, profile: Profile, bar: Any) -> list[ScoredSet]:
         """Check validation and test sets, also for overlap with each other."""
         scored: list[ScoredSet] = []
-        training = texts_by_language(self.sample)
+        training = texts_by_language((part.findings.languages, part.texts) for part in self.sample)
         for findings in self.all_findings:
             if findings.is_train:
                 continue

@@ -1,6 +1,6 @@
 """Learn from a sample what is normal on the two sides of a corpus: scripts, words, lengths."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import groupby, product
 from operator import attrgetter
 
@@ -205,15 +205,6 @@ class Profile:
             and self.associations.fraction_known(*rows.words) >= MIN_KNOWN
         ):
             rows.findings.add_message("unrelated", NO_WORDS)
-
-
-def texts_by_language(sample: list[Chunk]) -> dict[str, list[str]]:
-    """Return the texts of both sides of a sample by language."""
-    result = defaultdict[str, list[str]](list)
-    for part in sample:
-        for language, texts in zip(part.findings.languages, part.texts, strict=True):
-            result[language] += texts
-    return result
 
 
 def report_mix_ups(rows: Chunk, data: DataConfig) -> None:

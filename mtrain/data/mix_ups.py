@@ -43,6 +43,8 @@ COMMON, RARE = 0.5, 0.05  # fractions of the texts
 MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as many are looked at
 
 Owner = TypeVar("Owner")  # the corpus of a row
+Languages = tuple[str, str]  # of source and target
+Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
 
 
 class MixUp(NamedTuple):
@@ -81,20 +83,20 @@ def find_mix_ups(
 
     with progress_bar(pairs, "pair", "checking the text") as bar:
         rows = thin_rows(sample())
-    by_language = defaultdict[str, list[str]](list)
+    sampled: list[tuple[Languages, Sides]] = []
     for key, corpus in corpora.items():
         srcs = [src for owner, (_, src, _) in rows if owner == key]
         tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
-        for language, side in zip(data.languages(corpus), (srcs, tgts), strict=True):
-            by_language[language] += side
+        sampled.append((data.languages(corpus), (srcs, tgts)))
         for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts):
             yield f"{key}: {message}", is_allowed
+    training = texts_by_language(sampled)
     in_training = set(_plain_pairs(found))
     for key, text in sets.items():
         languages, sides = data.languages(text.corpus), (text.sources, text.references)
         for _, message, is_allowed in mix_ups_of(data, languages, *sides):
             yield f"{key}: {message}", is_allowed
-        for message in style_differences(by_language, languages, sides):
+        for message in style_differences(training, languages, sides):
             yield f"{key}: {message}", True
         same = sum(pair in in_training for pair in scored_pairs[key])
         if overlap := overlap_message(same, len(text)):
@@ -153,10 +155,17 @@ def mix_ups_of(
             yield MixUp(kind, text, True)
 
 
+def texts_by_language(parts: Iterable[tuple[Languages, Sides]]) -> dict[str, list[str]]:
+    """Return the texts of both sides of all parts by language."""
+    result = defaultdict[str, list[str]](list)
+    for languages, sides in parts:
+        for language, texts in zip(languages, sides, strict=True):
+            result[language] += texts
+    return result
+
+
 def style_differences(
-    training: Mapping[str, Sequence[str]],
-    languages: tuple[str, str],
-    sides: tuple[Sequence[str], Sequence[str]],
+    training: Mapping[str, Sequence[str]], languages: Languages, sides: Sides
 ) -> Iterator[str]:
     """Yield a message for each side of a scored set that is tokenized or lower-cased, if the
     training texts of its language are not, or the other way round.
