@@ -21,7 +21,7 @@ from mtrain.check.chunks import Chunk, chunks
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.overlap import TRAIN, ScoredSet
-from mtrain.check.profile import MAX_WRONG, Profile, report_mix_ups
+from mtrain.check.profile import MAX_WRONG, Profile, report_whole
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
@@ -42,6 +42,8 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
+# Texts in the same third language to report them; fewer may be titles and quotations.
+MIN_THIRD, MIN_THIRD_FRACTION = 5, 0.002
 ROW_BITS = 40  # low bits of a pair's number: the row; the rest is the index of the corpus
 
 
@@ -113,7 +115,7 @@ class Checker:
             if findings.is_train:
                 continue
             rows = Chunk.join(findings, list(self._checked(findings, profile, bar)))
-            report_mix_ups(rows, self.config.data)
+            report_whole(rows, self.config.data)
             for message in style_differences(training, findings.languages, rows.texts):
                 findings.add_message("style", message)
             if findings.has("turned"):
@@ -163,6 +165,7 @@ class Checker:
         shifts.finish()
         # stretches show the same, more exactly
         findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
+        findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
         if shifts.pairs > MAX_WRONG * findings.pairs:
             findings.remove("unrelated")
         for reason, count in reading.counts.items():

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.profile import Profile
+from mtrain.check.words import Words
+from mtrain.config.languages import NAMES
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.writing_systems import script_name, text_direction
@@ -23,6 +25,9 @@ MIN_LANGUAGE_NATS = 7.0  # evidence that a line is in the other side's language
 MIN_LOG_DISTANCE, MIN_DEVIATIONS = 1.1, 5.0
 MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to report it
 MIN_LOST = 5  # question marks, more than half of a text, that stand for letters
+MIN_HELD = 5  # words of a side that the other side also has
+MIN_RUN = 50  # letters that are no single word
+MAX_PERIOD, MIN_REPEATS = 4, 5  # words of a phrase that is repeated so often
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags: normal in emoji and in scripts that join letters or
@@ -76,6 +81,19 @@ _SUBWORD_MARKS = re.compile(f"{SUBWORDS.pattern}|<unk>")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
+# Signs in a word that stand for letters if text in Latin letters was read in a wrong code page,
+# such as 437, 1252 for 1250 or Mac Roman.
+_SIGN_IN_WORD = regex.compile(
+    r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00aa\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
+    r"\u2020-\u2022\u2030\u207f]--[\x00-\x7f™®©°µ±×\ufffc\ufffd]](?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])"
+)
+# Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7.
+_ESCAPED = re.compile(
+    r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|(?:\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F])|"
+    r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
+)
+_LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
+_RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
@@ -93,9 +111,10 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     same = np.array([is_identical(pair) for pair in zip(*chunk.texts, strict=True)], bool)
     same &= ~is_reported & (chunk.words[0].counts > 0)
     chunk.add("same", same, ranks=-chunk.lengths[:, 0].astype(float))
-    is_reported |= same
+    is_reported |= same | _find_one_sided_faults(chunk)
     if profile.has_words:
         is_reported |= _find_other_languages(chunk, profile, is_reported)
+        is_reported |= _find_third_languages(chunk, profile, is_reported)
     if profile.has_scripts:
         is_reported |= _find_other_scripts(chunk, profile, is_reported)
     if profile.has_words:
@@ -115,6 +134,46 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     return np.where(is_reported, 0.0, evidence), misfit
 
 
+def _find_one_sided_faults(chunk: Chunk) -> Mask:
+    """Report faults that are not found on the other side of the pair: text of both sides, words
+    without spaces or in letters, repetitions. Return the rows of the first.
+    """
+    is_both = np.zeros(len(chunk), bool)
+    has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]
+    is_loop = [_repeats(words) for words in chunk.words]
+    for side in (0, 1):
+        own, other = chunk.words[side].counts, chunk.words[1 - side].counts
+        holds = np.zeros(len(chunk), bool)
+        for row in np.flatnonzero((other >= MIN_HELD) & (2 * own >= 3 * other)).tolist():
+            holds[row] = chunk.texts[1 - side][row] in chunk.texts[side][row]
+        is_both |= holds
+        chunk.add("both", holds, side)
+        chunk.add("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
+        chunk.add("loop", is_loop[side] & ~is_loop[1 - side], side)
+    return is_both
+
+
+def _has_odd_spacing(text: str) -> bool:
+    """Whether words run together, or all letters are apart, in a script with spaces."""
+    words = text.split()
+    if 3 * len(words) > len(text) and _LETTERS_APART.search(text):
+        return True
+    return (
+        len(max(words, key=len, default="")) >= MIN_RUN and _RUN_TOGETHER.search(text) is not None
+    )
+
+
+def _repeats(words: Words) -> Mask:
+    """Whether most words of each line repeat the word that is one to four words before them."""
+    result = np.zeros(len(words), bool)
+    for distance in range(1, MAX_PERIOD + 1):
+        lines, earlier = words.lines[distance:], words.lines[:-distance]
+        is_same = (words.hashes[distance:] == words.hashes[:-distance]) & (lines == earlier)
+        counts = np.bincount(lines[is_same], minlength=len(words))
+        result |= (counts >= MIN_REPEATS * distance) & (2 * counts > words.counts)
+    return result
+
+
 def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:
     """Report lines whose words are those of the other side; return their rows."""
     src, tgt = (profile.side_classifier.evidence(words) for words in chunk.words)
@@ -129,6 +188,19 @@ def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> 
     chunk.add("other_language", source & ~is_reported, 0, ranks=src, detail="(source)")
     chunk.add("other_language", target & ~is_reported, 1, ranks=-tgt, detail="(target)")
     return swapped | source | target
+
+
+def _find_third_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:
+    """Report lines in the language of neither side; return their rows."""
+    is_third = np.zeros(len(chunk), bool)
+    for side, third in enumerate(profile.third_languages.get(chunk.findings.languages, ())):
+        codes = np.array([third.language_of(text) for text in chunk.texts[side]], object)
+        for code in sorted(set(codes) - {""}):
+            rows = ~is_reported & (codes == code)
+            detail = f"({('source', 'target')[side]}: {NAMES[code]})"
+            chunk.add("third_language", rows, side, detail=detail)
+            is_third |= rows
+    return is_third
 
 
 def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:
@@ -191,11 +263,13 @@ def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
         yield "invisible", _find(_invisible(text, is_rtl=is_rtl), text)
         yield "no_character", _find(_NO_CHARACTER, text)
     if not text.isascii():
-        yield "mojibake", _find_mojibake(text)
+        words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
+        yield "mojibake", _find_mojibake(text, words)
         yield "decomposed", _find_decomposed(text)
         yield "presentation", _find(_PRESENTATION, text)
-        words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
         yield "mixed_word", _find(_MIXED_WORD, words)
+    if "\\" in text or "=" in text or "%" in text or "+" in text:
+        yield "escaped", _find(_ESCAPED, text)
     if "<" in text or "&" in text:
         yield "markup", _find(_MARKUP, text)
     if "@" in text or "#" in text or "▁" in text or "￭" in text or "<" in text:
@@ -225,10 +299,12 @@ def _find(pattern: "re.Pattern[str] | regex.Pattern[str]", text: str) -> int | N
     return match.start() if match else None
 
 
-def _find_mojibake(text: str) -> int | None:
-    """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251."""
+def _find_mojibake(text: str, words: str) -> int | None:
+    """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251, and signs in `words`, the
+    text without placeholders.
+    """
     runs = (match.start() for match in _MOJIBAKE.finditer(text) if _is_mojibake(match))
-    positions = [next(runs, None), _find(_WINDOWS_1251, text)]
+    positions = [next(runs, None), _find(_WINDOWS_1251, text), _find(_SIGN_IN_WORD, words)]
     return min((position for position in positions if position is not None), default=None)
 
 

@@ -31,11 +31,14 @@ KINDS: dict[str, tuple[str, str]] = {
     "misfit": (WARNING, "pairs that do not look like translations"),
     "repeated": (WARNING, "one text with many different translations"),
     "quoted": (WARNING, "nearly all texts in double quotes"),
+    "numbered": (WARNING, "nearly all texts begin with a number"),
     "swapped": (WARNING, "pairs with source and target swapped"),
     "other_language": (WARNING, "in the other side's language"),
+    "third_language": (WARNING, "in a third language"),
     "script": (WARNING, "in another script than the rest of the side"),
     "mixed_word": (WARNING, "Latin and Cyrillic letters in one word"),
     "same": (WARNING, "the same text on both sides"),
+    "both": (WARNING, "the text of both sides on one"),
     "ratio": (WARNING, "lengths differ far too much"),
     "counted": (WARNING, "found while reading"),
     "long": (WARNING, "over data.max_length"),
@@ -44,7 +47,12 @@ KINDS: dict[str, tuple[str, str]] = {
     "invisible": (WARNING, "zero-width characters, soft hyphens, direction marks"),
     "no_character": (WARNING, "U+FFFD, private-use or undefined characters"),
     "lost": (WARNING, "question marks in place of letters"),
-    "mojibake": (WARNING, "mojibake: UTF-8 read as something else"),
+    "mojibake": (WARNING, "mojibake: text read in a wrong encoding"),
+    "escaped": (WARNING, "escapes in place of letters, such as \\u00fc or =C3=BC"),
+    "accents": (WARNING, "accents lost"),
+    "spacing": (WARNING, "words run together, or letters apart"),
+    "loop": (WARNING, "a word or phrase again and again"),
+    "cut": (WARNING, "texts cut off at a length"),
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "subword marks, such as @@"),
     "decomposed": (WARNING, "letters and accents as separate characters (not in NFC)"),
@@ -150,6 +158,12 @@ class Findings:
     def remove(self, *kinds: str) -> None:
         """Remove the findings of these kinds."""
         self.by_kind = {key: one for key, one in self.by_kind.items() if one.kind not in kinds}
+
+    def remove_few(self, kind: str, least: float) -> None:
+        """Remove the findings of a kind of which there are fewer than `least` rows."""
+        self.by_kind = {
+            key: one for key, one in self.by_kind.items() if one.kind != kind or one.count >= least
+        }
 
     def remove_rows(self, kind: str, stretches: list[tuple[int, int]], count: int) -> None:
         """Remove the `count` rows of a kind that are in stretches, by their first and last row."""

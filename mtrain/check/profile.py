@@ -1,6 +1,7 @@
 """Learn from a sample what is normal on the two sides of a corpus: scripts, words, lengths."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import groupby, product
 from operator import attrgetter
 
@@ -11,12 +12,9 @@ from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import Chunk
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.misalignment import (
-    UNRELATED,
-    other_language,
-    unrelated_windows,
-    windows_of,
-)
+from mtrain.corpus.accents import lost_accents
+from mtrain.corpus.language_identification import ThirdLanguage, other_language
+from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of
 from mtrain.data.mix_ups import mix_ups_of
 
@@ -37,6 +35,9 @@ MIN_KNOWN = 0.5  # fraction of pairs with words that may have associates, to exp
 NO_WORDS = "hardly any words of the sides match: are they aligned line for line?"
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
+MIN_LOST_ACCENTS = 0.01  # fraction of texts
+# Texts of the greatest length: at least so many, and far more than of each of the lengths below it.
+MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -124,6 +125,14 @@ class Profile:
         if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:  # `lowest` is of wrong pairs
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
+        # of both sides, by the languages of a corpus
+        self.third_languages: dict[tuple[str, str], list[ThirdLanguage]] = {}
+        for languages in dict.fromkeys(part.findings.languages for part in sample):
+            parts = [part.texts for part in sample if part.findings.languages == languages]
+            self.third_languages[languages] = [
+                ThirdLanguage([text for texts in parts for text in texts[side]], own, other)
+                for side, (own, other) in enumerate((languages, languages[::-1]))
+            ]
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         self.letters = Counter[str](), Counter[str]()  # of the sides, by script
         for side, part in product((0, 1), sample):
@@ -168,7 +177,7 @@ class Profile:
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             rows = Chunk.join(corpus, list(group))
             self._find_unrelated(rows)
-            report_mix_ups(rows, data)
+            report_whole(rows, data)
             for side, name in enumerate(("source", "target")):
                 other = other_language(rows.texts[side], languages[side])
                 if other and not corpus.has("turned"):
@@ -207,8 +216,42 @@ class Profile:
             rows.findings.add_message("unrelated", NO_WORDS)
 
 
-def report_mix_ups(rows: Chunk, data: DataConfig) -> None:
-    """Report mix-ups within a text, except for those that are found text by text."""
-    for kind, message, is_allowed in mix_ups_of(data, rows.findings.languages, *rows.texts):
+def report_whole(rows: Chunk, data: DataConfig) -> None:
+    """Report faults of a whole text: mix-ups, except for those that are found text by text; texts
+    without their accents; texts cut off at a length.
+    """
+    languages = rows.findings.languages
+    for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts):
         if kind not in ("swapped", "subwords"):
             rows.findings.add_message(kind, message, is_allowed=is_allowed)
+    for side, name in enumerate(("sources", "targets")):
+        fraction, example = lost_accents(rows.texts[side], languages[side])
+        if fraction >= MIN_LOST_ACCENTS:
+            text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
+            rows.findings.add_message("accents", text)
+        for unit, lengths in _lengths(rows.texts[side]).items():
+            if cut := _cut_texts(lengths):
+                text = f"{cut:,} of the {name} have {lengths.max():,} {unit}, and none has more"
+                rows.findings.add_message("cut", text)
+                break
+
+
+def _lengths(texts: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """Return the lengths of texts by unit."""
+    measures = {
+        "characters": len,
+        "bytes": lambda text: len(text.encode("utf-8", "surrogatepass")),
+        "words": lambda text: len(text.split()),
+    }
+    return {unit: np.array([*map(length, texts)]) for unit, length in measures.items()}
+
+
+def _cut_texts(lengths: NDArray[np.int64]) -> int:
+    """Return the number of texts of the greatest length, if it is far above those of the lengths
+    just below it; else 0.
+    """
+    if not len(lengths):
+        return 0
+    below = np.bincount(lengths)[-CUT_LENGTHS - 1 : -1]
+    count = int((lengths == lengths.max()).sum())
+    return count if count >= max(MIN_CUT, CUT_FACTOR * below.max(initial=0)) else 0

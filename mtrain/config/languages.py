@@ -15,8 +15,12 @@ _TWO_LETTERS: dict[str, str] = {
 # Codes of countries and other words that people write instead of a language code, each with the
 # right code. `kr` is Kanuri (also `kau`), but most people who write it mean Korean.
 MISTAKES: dict[str, str] = _TABLES["meant"]
-# Frequent words of a language that are rare in the other languages here.
-FREQUENT: dict[str, str] = _TABLES["frequent"]
+# Frequent words of languages, each of which is rare in most of the others.
+FREQUENT: dict[str, set[str]] = {
+    code: set(words.split())
+    for codes, words in _TABLES["frequent"].items()
+    for code in codes.split()
+}
 
 _Local = Literal["none", "zh", "13a", "intl", "char", "ja-mecab", "ko-mecab"]
 # sacreBLEU downloads the models of these.

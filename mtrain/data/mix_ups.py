@@ -3,11 +3,13 @@
 
 1. sample      every n-th pair of the training text
 2. swap        in most or some pairs, the source looks like the target language and vice versa
-3. repetition  many different sources have the same target, or the other way round
+3. repetition  the same pair again and again; many different sources have the same target, or the
+               other way round
 4. quotes      nearly all texts of a side are in double quotes
-5. subwords    many texts of a side are split into the pieces of another program
-6. style       only the training text, or only a scored set, is tokenized or lower-cased
-7. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
+5. numbers     nearly all texts of one side begin with a number
+6. subwords    many texts of a side are split into the pieces of another program
+7. style       only the training text, or only a scored set, is tokenized or lower-cased
+8. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
 
@@ -18,9 +20,9 @@ from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
+from mtrain.corpus.language_identification import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
 from mtrain.corpus.markup import SUBWORDS
-from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.readers import Pair, Text, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
@@ -31,8 +33,9 @@ SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
-MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may be in double quotes
+MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may have quotes or numbers
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
+_NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
 MAX_SHOWN_LENGTH = 60  # characters
 # What most texts of a language have, or nearly none.
 STYLES: dict[str, Callable[[str], object]] = {
@@ -149,7 +152,12 @@ def mix_ups_of(
             f"source looks like {tgt}, the target like {src}; mtrain check lists such pairs"
         )
         yield MixUp("swapped", text, True)
-    finders = {"repeated": _repetitions, "quoted": _quoted_sides, "subwords": _split_sides}
+    finders = {
+        "repeated": _repetitions,
+        "quoted": _quoted_sides,
+        "numbered": _numbered_sides,
+        "subwords": _split_sides,
+    }
     for kind, find in finders.items():
         for text in find(sources, targets):
             yield MixUp(kind, text, True)
@@ -193,7 +201,12 @@ def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str
     """Yield a message if the same text of a side occurs with many different texts of the other, for
     instance the error message of a program that failed to translate.
     """
-    pairs = set(zip(sources, targets, strict=True))
+    counts = Counter(zip(sources, targets, strict=True))
+    for pair, count in counts.most_common(1):
+        if count > max(MIN_REPEATED, MAX_REPEATED * len(sources)):
+            shown = " | ".join(shorten_text(text, MAX_SHOWN_LENGTH) for text in pair)
+            yield f"{count / len(sources):.0%} of the pairs are the same pair: {shown}"
+    pairs = set(counts)
     for side, name in enumerate(("source", "target")):
         for text, count in Counter(pair[side] for pair in pairs).most_common(1):
             if count > max(MIN_REPEATED, MAX_REPEATED * len(pairs)):
@@ -212,6 +225,21 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
             yield (
                 f"{count / len(texts):.0%} of the {name} are in double quotes, which will be part "
                 "of the text; export it without quotes, or use JSON lines"
+            )
+
+
+def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
+    """Yield a message if nearly all texts of one side begin with a number, such as that of the
+    line.
+    """
+    counts = [
+        sum(_NUMBER.match(text) is not None for text in texts) for texts in (sources, targets)
+    ]
+    for count, other, name in zip(counts, counts[::-1], ("sources", "targets"), strict=True):
+        if len(sources) >= MIN_TEXTS and count >= MAX_QUOTED * len(sources) > 5 * other:
+            yield (
+                f"{count / len(sources):.0%} of the {name} begin with a number, but only "
+                f"{other / len(sources):.0%} of the other side; remove the numbers"
             )
 
 

@@ -3,8 +3,8 @@
 from collections import Counter
 from pathlib import Path
 
+from mtrain.corpus.language_identification import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.lines import decode_lines, is_blank, read_text_file, scored_lines
-from mtrain.corpus.misalignment import MOST_SWAPPED, swapped_fraction
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, warn_of_counts
 

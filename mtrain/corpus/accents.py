@@ -1,0 +1,53 @@
+"""Find texts that lost their accents, such as "fur" or "fuer" for German "für".
+
+In sound text, hardly any word with an accent also occurs without it. If a fraction of the texts
+lost its accents, this fraction of each word did.
+"""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+
+from mtrain.config.languages import FREQUENT, language_code
+from mtrain.corpus.language_identification import words_of
+
+SAMPLE = 10_000  # texts, about, that are looked at
+MIN_COUNT = 10  # texts with a word
+MIN_WORDS, MAX_WORDS = 10, 50  # with accents, the most frequent ones
+MIN_KNOWN = 2  # or of the frequent words of the language, if none has an accent left
+
+# Letters without a decomposition in Unicode, and how texts in ASCII often spell letters.
+_LETTERS = str.maketrans({"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ı": "i", "æ": "ae", "œ": "oe"})
+_DIGRAPHS = str.maketrans(
+    {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "ø": "oe", "æ": "ae"}
+)
+
+
+def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
+    """Estimate the fraction of texts that lost their accents. Return it with an example, such as
+    "fur for für"; 0 if there are few words with accents, as in English.
+    """
+    sample = texts[:: max(1, len(texts) // SAMPLE)]
+    counts = Counter(word for text in sample for word in words_of(text))
+    known = {word for word in FREQUENT.get(language_code(language), set()) if len(word) > 2}
+    found = []
+    for word in known | {word for word, count in counts.items() if count >= MIN_COUNT}:
+        plain = max(_plain_forms(word), key=counts.__getitem__, default="")
+        total = counts[word] + counts[plain]
+        if plain and plain not in known and total >= MIN_COUNT:
+            found.append((total, counts[plain] / total, f"{plain} for {word}"))
+    found = sorted(found, reverse=True)[:MAX_WORDS]
+    fractions = [fraction for _, fraction, _ in found]
+    is_enough = len(found) >= (MIN_KNOWN if set(fractions) == {1.0} else MIN_WORDS)
+    examples = (example for _, fraction, example in found if fraction)
+    return (median(fractions), next(examples, "")) if is_enough else (0.0, "")
+
+
+def _plain_forms(word: str) -> set[str]:
+    """Return the spellings of a word in ASCII; none if it has no accents or other letters."""
+    if word.isascii():
+        return set()
+    letters = unicodedata.normalize("NFD", word.translate(_LETTERS))
+    without = "".join(char for char in letters if not unicodedata.combining(char))
+    return {form for form in (without, word.translate(_DIGRAPHS)) if form.isascii()}

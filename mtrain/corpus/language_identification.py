@@ -1,0 +1,158 @@
+"""Which language texts are in, by frequent words or scripts.
+
+Most sentences of six words and more have a frequent word of their language, such as an article or
+a preposition.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.config.languages import FREQUENT, language_code
+from mtrain.corpus.writing_systems import script_of, scripts_of
+
+SAMPLE = 10_000  # pairs, about, that show whether sides are swapped
+SIDE_SAMPLE = 2000  # texts, about, that show which language a side is in
+MIN_TEXTS = 100  # to judge the language of a whole side
+MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
+# Fractions of pairs with swapped sides, above which there is a warning and an error.
+MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
+LONG = 6  # words of a text that would have a frequent word of its language
+MUCH_MORE = 3  # times as many frequent words of a language indicate it
+MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words of its language
+USUAL = 0.1  # fraction of a side's texts that have a word, from which the word is usual there
+MIN_WORDS = 3  # frequent words of a third language that indicate it
+
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def words_of(text: str) -> set[str]:
+    """Return the different words of a text in lower case, without digits and punctuation."""
+    return set(_WORD.findall(text.lower()))
+
+
+class ThirdLanguage:
+    """Finds texts of a side that are in the language of neither side, by frequent words.
+
+    `usual` are texts of the side, of which most are in its language.
+    """
+
+    def __init__(self, usual: Sequence[str], language: str, other: str) -> None:
+        sample = usual[:: max(1, len(usual) // SIDE_SAMPLE)]
+        counts = Counter(word for text in sample for word in words_of(text))
+        least = USUAL * len(sample)
+        self.own = _words(language) | {word for word, count in counts.items() if count > least}
+        self.other = _words(other)
+        known = {language_code(language), language_code(other)}
+        self.candidates = {
+            code: {word for word in words if len(word) > 1}
+            for code, words in FREQUENT.items()
+            if _words(language) and code not in known and not _are_distinct(language, code)
+        }
+        self.frequent = set().union(self.own, self.other, *self.candidates.values())
+
+    def language_of(self, text: str) -> str:
+        """Return the third language that a text is in; empty if it is in none, or not clearly."""
+        words = words_of(text) & self.frequent
+        most, result = MIN_WORDS - 1, ""
+        if len(words - self.own) <= most:
+            return result
+        for code, candidate in self.candidates.items():
+            count, rest = len((words & candidate) - self.own), words - candidate
+            is_clear = count >= MUCH_MORE * len(rest & self.own) and count > 2 * len(
+                rest & self.other
+            )
+            if count > most and is_clear:
+                most, result = count, code
+        return result
+
+
+def other_language(texts: Sequence[str], language: str) -> str:
+    """Return the language that most texts are in, if it is another one in the same script as
+    `language`; an empty text if that is not clear, or if the frequent words of `language` are not
+    known.
+    """
+    own, texts = _words(language), texts[:: max(1, len(texts) // SIDE_SAMPLE)]
+    if not own or len(texts) < MIN_TEXTS:
+        return ""
+    lines, codes = list(map(words_of, texts)), np.array(list(FREQUENT))
+    counts = np.array([[len(line & words) for words in FREQUENT.values()] for line in lines])
+    is_best = (counts == counts.max(1, keepdims=True)) & (counts > 0)
+    # languages that match a text equally well share it
+    shares = is_best / is_best.sum(1, keepdims=True).clip(1)
+    best = str(codes[shares.sum(0).argmax()])
+    if _are_distinct(language, best):
+        return ""
+    of_it, of_own = FREQUENT[best] - own, own - FREQUENT[best]
+    evidence = _sides([[len(line & of_it), len(line & of_own)] for line in lines])
+    count, against = int((evidence > 0).sum()), int((evidence < 0).sum())
+    return best if count > max(MIN_WITH_WORDS * len(texts), MUCH_MORE * against) else ""
+
+
+def swapped_fraction(
+    sources: Sequence[str], targets: Sequence[str], src_lang: str, tgt_lang: str
+) -> float:
+    """Estimate the fraction of pairs whose sides are swapped, from the pairs whose sides look like
+    these two languages; 0 if there are few such pairs, or if nothing distinguishes the languages.
+    """
+    step = max(1, len(sources) // SAMPLE)
+    sources, targets = sources[::step], targets[::step]
+    first, second = (_languages(texts, src_lang, tgt_lang) for texts in (sources, targets))
+    right = int(((first > 0) & (second < 0)).sum())
+    swapped = int(((first < 0) & (second > 0)).sum())
+    fraction = swapped / max(1, right + swapped)
+    # frequent words of one language alone, such as English "is", may be words of the other, too
+    is_sure = _are_distinct(src_lang, tgt_lang) or (_words(src_lang) and _words(tgt_lang))
+    is_enough = fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED)
+    return fraction if swapped >= MIN_SWAPPED and is_enough else 0.0
+
+
+def _are_distinct(language: str, other: str) -> bool:
+    """Whether two languages are written in different scripts."""
+    scripts, other_scripts = scripts_of(language), scripts_of(other)
+    return bool(scripts and other_scripts and scripts.isdisjoint(other_scripts))
+
+
+def _words(language: str) -> set[str]:
+    """Return frequent words of a language; none if they are not known."""
+    return FREQUENT.get(language_code(language), set())
+
+
+def _languages(texts: Sequence[str], language: str, other: str) -> NDArray[np.int64]:
+    """Return for each text 1 if it looks like the language, -1 if it looks like the other, else 0:
+    by the scripts of its letters or, if the languages share a script, by frequent words.
+    """
+    if _are_distinct(language, other):
+        return _sides(_count_letters(texts, language, other), 1)
+    return _sides(_count_words(texts, language, other))
+
+
+def _sides(counts: list[list[int]], much_more: int = MUCH_MORE) -> NDArray[np.int64]:
+    """Return for each pair of counts 1 if the first is far larger, -1 if the second is, else 0."""
+    first, second = np.array(counts, np.int64).reshape(len(counts), 2).T
+    return np.where(first > much_more * second, 1, np.where(second > much_more * first, -1, 0))
+
+
+def _count_letters(texts: Sequence[str], *languages: str) -> list[list[int]]:
+    """Count the letters of each text in the scripts of each language."""
+    scripts = [scripts_of(language) for language in languages]
+    letters = (Counter(map(script_of, text)) for text in texts)
+    return [[sum(count[name] for name in names) for names in scripts] for count in letters]
+
+
+def _count_words(texts: Sequence[str], language: str, other: str) -> list[list[int]]:
+    """Count the frequent words in each text that only one of the languages has. If those of one
+    language are unknown, a long text without the other's counts as one word of it.
+    """
+    known = _words(language), _words(other)
+    groups = known[0] - known[1], known[1] - known[0]
+    lines = list(map(words_of, texts))
+    counts = [[len(group & line) for group in groups] for line in lines]
+    for side in (0, 1):
+        if known[1 - side] and not known[side]:
+            for line, count in zip(lines, counts, strict=True):
+                count[side] = int(len(line) >= LONG and not count[1 - side])
+    return counts
