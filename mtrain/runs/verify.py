@@ -208,7 +208,10 @@ def _best(run: Run) -> Iterator[Finding]:
     """
     history = run.history
     if history is None:
-        if not (run.path / layout.BEST).exists() and run.state == "complete":
+        step = layout.last_step(layout.steps(run.path / layout.CHECKPOINTS))
+        # a step is saved before it is validated
+        is_due = run.config is not None and step > run.config.train.valid_every
+        if (is_due or run.state == "complete") and not (run.path / layout.BEST).exists():
             yield Finding(layout.BEST, MISSING, "so the best checkpoint is unknown")
         return
     best = history.best

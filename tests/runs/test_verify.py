@@ -309,6 +309,16 @@ def test_resuming_wants_the_trainers_part(run: Path) -> None:
     assert [(found.what, found.state) for found in bad_ones(run)] == [(INNER, "missing")]
 
 
+def test_lost_scores_are_missed_after_a_failed_start_too(run: Path) -> None:
+    edit(run / "status.json", state="failed")
+    (run / "best.json").unlink()
+    assert bad_ones(run) == []  # killed before its first validation
+    text = (run / "config.yaml").read_text().replace("valid_every: 400", "valid_every: 200")
+    (run / "config.yaml").write_text(text)
+    edit(run / "run.json", config=manifest.hash_text(text))
+    assert ("best.json", "missing") in [(found.what, found.state) for found in bad_ones(run)]
+
+
 def test_a_run_that_has_saved_nothing_yet(run: Path) -> None:
     edit(run / "status.json", state="stopped")
     for name in ("checkpoints", "validation"):
