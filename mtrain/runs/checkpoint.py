@@ -188,7 +188,11 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     """
     directory = directory_of(run_dir)
     manifest.check_new(output)
-    newest = layout.last_step(scheduled_steps(directory, train))
+    # a damaged one counts, too: the average must not silently be that of older ones
+    named = [
+        path for path in layout.named_steps(directory) if train.is_scheduled(step_of(path) or 0)
+    ]
+    newest = layout.last_step(named)
     count = last or train.average_last or train.keep_checkpoints
     wanted = last_scheduled(directory, newest, train, count)
     paths = intact_suffix(wanted)

@@ -372,6 +372,9 @@ def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
     with pytest.raises(UserError, match=f"{step_name(20)}.*{name}"):
         checkpoint.average_run(run, 3, tmp_path / "mean", EVERY_10)
     assert len(checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)) == 2
+    truncate(run / "checkpoints" / step_name(40) / name)  # no silent average of older ones
+    with pytest.raises(UserError, match=f"{step_name(40)}.*{name}"):
+        checkpoint.average_run(run, 1, tmp_path / "other", EVERY_10)
 
 
 @given(st.integers(1, 99), st.integers(1, 9), st.booleans())
