@@ -1,6 +1,9 @@
 """TensorBoard event files with the same records as a run's `metrics.jsonl`."""
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +40,29 @@ class TensorBoard:
 
         files.make_directory(self.directory)
         old_files = sorted(self.directory.glob("events.out.tfevents.*"))
-        if self.writer is not None:
-            self.writer.close()
-        self.writer = SummaryWriter(str(self.directory), purge_step=0)
-        for record in records:
-            self._write(record)
-        self.writer.flush()
+        with self._writing():
+            if self.writer is not None:
+                self.writer.close()
+            self.writer = SummaryWriter(str(self.directory), purge_step=0)
+            for record in records:
+                self._write(record)
         for file in old_files[:-1]:
             file.unlink()
 
     def add(self, record: dict[str, Any]) -> None:
         """Add a record."""
-        self._write(record)
-        self.writer.flush()
+        with self._writing():
+            self._write(record)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Flush what is written in the block; an `OSError` names the directory."""
+        threading.excepthook = _print_traceback
+        try:
+            yield
+            self.writer.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.directory)) from None
 
     def _write(self, record: dict[str, Any]) -> None:
         """Write the finite numbers of a record under their names, at its step and time."""
@@ -58,3 +71,9 @@ class TensorBoard:
             is_number = isinstance(value, int | float) and math.isfinite(value)
             if is_number and key not in ("step", "time"):
                 self.writer.add_scalar(key, value, step, walltime=when)
+
+
+def _print_traceback(arguments: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, but not of a full disk: the writer's `flush` raises it."""
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)

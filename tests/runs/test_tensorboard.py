@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,14 @@ def test_a_resume_tells_of_damaged_records(
     file.cut(150)
     assert caplog.messages == [f"{file.path}: damaged lines were removed: 2"]
     assert file.path.read_text() == lines[0] + lines[2]
+
+
+def test_an_error_of_writing_is_raised_without_a_traceback_of_the_thread(
+    file: MetricsFile, tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "tensorboard")
+    with pytest.raises(OSError, match=r"/tensorboard'$"):
+        file.append(record(50, lr=1.0))
 
 
 # --- in a run ---------------------------------------------------------------------------------
