@@ -178,7 +178,8 @@ class Job:
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
         self.run.refuse_foreign_directory(self.config_file)
-        self.previous = self.run.read(layout.STATUS, Status)
+        with suppress(UserError):  # a start replaces a damaged status
+            self.previous = self.run.read(layout.STATUS, Status)
         self.config, warnings = without_missing_init_from(self.config)
         for text in warnings:
             logger.warning("%s", text)

@@ -342,6 +342,7 @@ def test_a_refused_start_leaves_a_damaged_status_as_it_is(
         file.write_text(damage)
         assert train(config, "--set", "seed=9") == 2
         assert file.read_text() == damage
+    assert train(config, "--dry-run") == 0  # as the start that follows
     assert train(config) == 0
     assert status(run)["state"] == "complete"
 
