@@ -16,6 +16,8 @@ def read_run_of(model: Path) -> Run:
     # absolute, since the parent of a relative path such as `average` is only `.`
     path = model if (model / layout.RUN).exists() else model.absolute().parent.parent
     run = read_run(path)
+    if run.config is None and (path / layout.RUN).exists():
+        raise run.errors[layout.CONFIG]
     if run.config is None:
         raise UserError(f"{model}: belongs to no run directory, so it has no sets; give files")
     return run

@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from conftest import TinyConfig, Train, edit, run_mtrain, status, write_config
 
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import checkpoint, layout, sets
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files, lock
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.training.trainer import Trainer
 
@@ -345,6 +346,12 @@ def test_a_refused_start_leaves_a_damaged_status_as_it_is(
     assert train(config, "--dry-run") == 0  # as the start that follows
     assert train(config) == 0
     assert status(run)["state"] == "complete"
+
+
+def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path) -> None:
+    (run / "config.yaml").write_text("run_dir: [")
+    with pytest.raises(UserError, match=r"run/config\.yaml:1: invalid YAML"):
+        sets.read_run_of(run)
 
 
 @pytest.mark.parametrize("setting", ["seed=9", "train.metric=command", "train.device=cuda:7"])
