@@ -1,5 +1,6 @@
 """The run directory: its files, its lock, and whether a config belongs to the run."""
 
+import errno
 import json
 import os
 import platform
@@ -48,6 +49,11 @@ FIXED = {
     "init_from": "the model of train.init_from is",
     "metric_command": "--metric-command is",
 }
+
+# What to do if the directory cannot be written, by errno.
+ADVICE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room and run the same command again")
+_CHOOSE = "allow writing there, or choose another run_dir"
+ADVICE |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CHOOSE)
 
 # Files of job scripts and desktops that a new run directory may hold, next to the config itself.
 HARMLESS = ("*.out", "*.err", "slurm-*", ".*")
@@ -161,7 +167,9 @@ class RunDirectory:
         path = Path(str(error.filename or self.path))
         if not (path.is_relative_to(self.path) or self.path.is_relative_to(path)):
             return as_user_error(error)
-        return UserError(f"{path}: cannot use the run directory: {error.strerror or error}")
+        advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
+        reason = f"{error.strerror or error}{advice}"
+        return UserError(f"{path}: cannot use the run directory: {reason}")
 
     def check_settings(self, config: Config, ranks: int) -> None:
         """Refuse a config that changes keys that are fixed within a run, or the number of

@@ -354,6 +354,19 @@ def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path) -> None
         sets.read_run_of(run)
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "make room and run the same command again"),
+        (errno.EROFS, "allow writing there, or choose another run_dir"),
+    ],
+)
+def test_an_error_of_writing_the_run_says_what_to_do(code: int, advice: str) -> None:
+    failure = RunDirectory(Path("run")).failure(OSError(code, os.strerror(code), "run/.lock"))
+    text = f"run/.lock: cannot use the run directory: {os.strerror(code)}; {advice}"
+    assert str(failure) == text
+
+
 @pytest.mark.parametrize("setting", ["seed=9", "train.metric=command", "train.device=cuda:7"])
 def test_a_refused_start_is_kept_beside_the_state_of_the_run(
     train: Train, config: Path, run: Path, capsys: Captured, setting: str
