@@ -175,6 +175,8 @@ class Checker:
                 findings.add_message("counted", f"{reason}: {count:,}")
         if not findings.pairs and not findings.has("unreadable", "unequal"):
             findings.add_message("empty", f"{findings.what} holds no pairs")
+        elif not findings.is_train and 0 < findings.pairs == findings.count("blank"):
+            findings.add_message("empty", "all pairs are blank on a side")
 
     def _check_train(
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any

@@ -23,7 +23,7 @@ import numpy as np
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, join_names
+from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, is_blank, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
 from mtrain.data import duplicates
@@ -182,6 +182,9 @@ class Preparation:
         )
         if not len(text):
             raise UserError(f"{key}: {describe(corpus)} holds no pairs")
+        pairs = zip(text.sources, text.references, strict=True)
+        if all(is_blank(src) or is_blank(ref) for src, ref in pairs):
+            raise UserError(f"{key}: {describe(corpus)}: all pairs are blank on a side")
         for reason, count in reading.counts.items():
             logger.info("%s: %s: %s", key, reason, f"{count:,}")
         for sign in misalignment_warnings(text):

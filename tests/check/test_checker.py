@@ -620,6 +620,13 @@ def test_text_of_which_training_has_nothing_left_is_an_error(folder: Folder) -> 
     assert folder.look()["errors"] == 0
 
 
+def test_a_set_of_blank_lines_is_an_error(folder: Folder) -> None:
+    folder.bytes["valid.xb"] = [b" "] * len(folder.bytes["valid.xa"])
+    report = folder.look()
+    assert ("data.valid", "empty") in kinds(report)
+    assert report["errors"] == 1
+
+
 def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
     folder.data |= {"src_lang": "ru", "tgt_lang": "zh-TW"}
     [(_, _, finding)] = [each for each in found(folder.look()) if each[1] == "language"]

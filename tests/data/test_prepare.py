@@ -436,10 +436,15 @@ def test_a_corpus_of_which_nothing_is_used_is_named(
     assert [text for text in warned if "no pair" in text] == named
 
 
-def test_a_set_without_pairs_is_named_by_its_key(tiny_config: TinyConfig, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "message"), [("", "holds no pairs"), ("\n \n", "all pairs are blank on a side")]
+)
+def test_a_set_without_pairs_is_named_by_its_key(
+    tiny_config: TinyConfig, tmp_path: Path, lines: str, message: str
+) -> None:
     empty = {"src": str(tmp_path / "empty"), "tgt": str(tmp_path / "empty")}
-    (tmp_path / "empty").touch()
-    with pytest.raises(UserError, match=r"data\.test\.held_out: .* holds no pairs"):
+    (tmp_path / "empty").write_text(lines)
+    with pytest.raises(UserError, match=rf"data\.test\.held_out: .* {message}"):
         prepared(load_config(tiny_config(**{"data.test": {"held_out": empty}})))
 
 
