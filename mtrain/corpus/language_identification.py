@@ -61,11 +61,10 @@ class ThirdLanguage:
         if len(words - self.own) <= most:
             return result
         for code, candidate in self.candidates.items():
-            count, rest = len((words & candidate) - self.own), words - candidate
-            is_clear = count >= MUCH_MORE * len(rest & self.own) and count > 2 * len(
-                rest & self.other
-            )
-            if count > most and is_clear:
+            shared, rest = words & candidate, words - candidate
+            count = len(shared - self.own)
+            is_own = MUCH_MORE * len(rest & self.own) > count
+            if count > most and not is_own and len(shared) > len(words & self.other):
                 most, result = count, code
         return result
 

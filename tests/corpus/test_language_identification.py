@@ -1,0 +1,69 @@
+"""Languages are told apart by their frequent words; what is not clear is left open."""
+
+from __future__ import annotations
+
+import pytest
+
+from mtrain.config.languages import FREQUENT, NAMES
+from mtrain.corpus.accents import lost_accents
+from mtrain.corpus.language_identification import ThirdLanguage, other_language
+from mtrain.corpus.writing_systems import scripts_of
+
+ENGLISH = ["the dog is not with you", "you can have it for this", "they were at the house"] * 40
+SAME = {"no": "nb", "bs": "hr"}  # have the same frequent words
+LATIN = [code for code in FREQUENT if scripts_of(code) <= {"LATIN"} and code != "en"]
+
+
+def text_of(code: str) -> str:
+    """Return a text of words that few other languages have."""
+    rarity = {w: sum(w in other for other in FREQUENT.values()) for w in sorted(FREQUENT[code])}
+    return " ".join(sorted(rarity, key=lambda word: (rarity[word], -len(word)))[:6])
+
+
+@pytest.mark.parametrize("code", LATIN)
+def test_each_language_is_found_in_a_text_of_another(code: str) -> None:
+    third = ThirdLanguage(ENGLISH, "en", "xx")
+    assert third.language_of(text_of(code)) in (code, SAME.get(code))
+    assert other_language([text_of(code)] * 100, "en") in (code, SAME.get(code))
+
+
+@pytest.mark.parametrize("code", FREQUENT)
+def test_no_text_of_a_side_s_own_languages_is_of_a_third(code: str) -> None:
+    texts = [text_of(code)] * 100
+    assert ThirdLanguage(texts, code, "en").language_of(texts[0]) == ""
+    assert ThirdLanguage(ENGLISH, "en", code).language_of(texts[0]) == ""
+    assert other_language(texts, code) == ""
+
+
+def test_names_and_a_few_foreign_words_are_no_third_language() -> None:
+    third = ThirdLanguage(ENGLISH, "en", "fr")
+    for text in ("El Niño", "the film La vie est belle is not for you", "São Paulo", "", "42"):
+        assert third.language_of(text) == ""
+
+
+def test_words_that_are_usual_on_a_side_are_its_own() -> None:
+    """Even if they are frequent in another language, as in a text of another variety."""
+    words = "lexi que por una con para"
+    assert ThirdLanguage(ENGLISH, "en", "de").language_of(words) in ("es", "gl", "ca")
+    assert ThirdLanguage([*ENGLISH, *[words] * 30], "en", "de").language_of(words) == ""
+
+
+def test_all_codes_of_frequent_words_are_languages_with_names() -> None:
+    assert set(FREQUENT) <= set(NAMES)
+    assert all(len(words) > 20 for words in FREQUENT.values())
+
+
+@pytest.mark.parametrize("language", ["fr", "es", "it", "pt", "sv", "pl", "cs", "ro", "tr", "hu"])
+def test_a_side_that_lost_all_accents_is_found_by_its_frequent_words(language: str) -> None:
+    import unicodedata
+
+    texts = [f"{word} xyz" for word in FREQUENT[language] for _ in range(20)]
+    plain = [
+        "".join(char for char in unicodedata.normalize("NFD", text) if char.isascii()).replace(
+            "ı", "i"
+        )
+        for text in texts
+    ]
+    assert lost_accents(texts, language)[0] < 0.01
+    assert lost_accents(plain, language)[0] == 1.0
+    assert lost_accents(plain, "xx")[0] == 0.0
