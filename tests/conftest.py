@@ -25,7 +25,7 @@ import pytest
 import torch
 import yaml
 from hypothesis import settings
-from processes import Processes
+from processes import Processes, keep_in_memory
 
 from mtrain.cli import app as cli
 from mtrain.config.loading import load_config
@@ -303,6 +303,11 @@ def check_that_nothing_is_loaded(text: str) -> Page:
 def _one_thread() -> None:
     """Keep sums in one order, and the machine's other cores free."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> None:
+    keep_in_memory()
 
 
 @pytest.fixture(autouse=True)
