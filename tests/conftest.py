@@ -7,6 +7,7 @@ reverse order.
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import json
 import os
@@ -64,14 +65,15 @@ Pairs = list[tuple[str, str]]
 TinyConfig = Callable[..., Path]
 
 
-TINY = """
+TINY = yaml.safe_load("""
 data: {src_lang: aa, tgt_lang: ba, max_length: 32, workers: 1}
 tokenizer: {vocab_size: 320}
 model: {d_model: 16, num_heads: 2, d_ff: 32, num_encoder_layers: 1, num_decoder_layers: 1}
 train: {device: cpu, threads: 1, precision: fp32, max_steps: 8, max_tokens: 256, warmup_steps: 4,
   peak_lr: 0.005, log_every: 2, save_every: 2, valid_every: 4, average_last: 2}
 decode: {beam_size: 2, max_len_b: 10}
-"""
+""")
+Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # written in C: five times as fast
 
 
 def render(line: str) -> str:
@@ -98,7 +100,7 @@ def write_corpus(stem: Path, pairs: Pairs) -> dict[str, str]:
 
 def write_config(directory: Path, pairs: int = 120, longest: int = 5, **overrides: Any) -> Path:
     """Write corpora and the config of a tiny run below `directory`; dotted keys override."""
-    config: dict[str, dict[str, Any]] = yaml.safe_load(TINY)
+    config: dict[str, dict[str, Any]] = copy.deepcopy(TINY)
     sets = {
         name: write_corpus(directory / "data" / name, pairs)
         for name, pairs in (
@@ -116,7 +118,8 @@ def write_config(directory: Path, pairs: int = 120, longest: int = 5, **override
         else:
             top[key] = value
     path = directory / "config.yaml"
-    path.write_text(yaml.safe_dump({**top, **config}, sort_keys=False), encoding="utf-8")
+    text = yaml.dump({**top, **config}, Dumper=Dumper, sort_keys=False)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
