@@ -147,11 +147,12 @@ def run_mtrain(
     env: dict[str, str] | None = None,
     prelude: str = "",
     input: str = "",
+    streams: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process of its own, with `input` for its stdin, after the Python
     code of `prelude`.
     """
-    options = {"directory": cwd, "only": env, "prelude": prelude, "limit": 300}
+    options = {"directory": cwd, "only": env, "prelude": prelude, "limit": 300, "streams": streams}
     done = _processes().mtrain(*arguments, stdin=os.fsencode(input), **options)
     return subprocess.CompletedProcess(arguments, done.code, done.out.decode(), done.err)
 

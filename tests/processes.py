@@ -84,7 +84,7 @@ while request := sys.stdin.readline():
             os.setsid()
             for number, name in enumerate(("stdin", "stdout", "stderr")):
                 flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                os.dup2(os.open(request[name], flags), number)
+                os.dup2(os.open(request[name], flags | os.O_NOCTTY), number)
             sys.stdin, sys.stdout = open(0), open(1, "w")
             sys.stderr = open(2, "w", errors="backslashreplace")
             if request["directory"]:
@@ -150,10 +150,12 @@ class Processes:
         limit: float = 600,
         directory: Path | None = None,
         only: dict[str, str] | None = None,
+        streams: dict[str, str] | None = None,
         **environment: str,
     ) -> Done:
         """Run one command to its end, or kill it after `limit` seconds; in this environment alone
-        if `only` is given, else in the tests' own with additions.
+        if `only` is given, else in the tests' own with additions. `streams` names other files for
+        its standard streams, such as a terminal.
         """
         with self.lock:
             self.number += 1
@@ -162,6 +164,7 @@ class Processes:
         Path(files["stdin"]).write_bytes(stdin)
         request = {
             **files,
+            **(streams or {}),
             "arguments": [str(argument) for argument in arguments],
             "environment": {**(os.environ if only is None else only), **environment},
             "directory": str(directory or Path.cwd()),
@@ -177,6 +180,8 @@ class Processes:
         seconds = time.monotonic() - started
         with self.lock:
             self.idle.append(server)
+        for file in map(Path, files.values()):
+            file.touch()  # where another stands for it
         out = Path(files["stdout"]).read_bytes()
         err = Path(files["stderr"]).read_bytes().decode(errors="backslashreplace")
         for file in files.values():

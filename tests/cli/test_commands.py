@@ -267,14 +267,11 @@ def test_the_shell_completes_values(
     (tmp_path / "runs" / "export" / "manifest.json").touch()
     for name in ("one", "two"):
         (tmp_path / "runs" / name).symlink_to(run_dir)
-    script = Path(sys.executable).with_name("mtrain")
     words = f"mtrain {line}"
     asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words}
     asked["COMP_CWORD"] = str(words.count(" "))
     asked["HOME"] = asked["PLACE"] = str(tmp_path)
-    done = subprocess.run(
-        [script], env={**os.environ, **asked}, cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_mtrain(cwd=tmp_path, env={**os.environ, **asked})
     assert (sorted(done.stdout.split()), done.stderr) == (expected, "")
 
 
@@ -1323,7 +1320,7 @@ def test_severities_have_colours_on_a_terminal(tmp_path: Path) -> None:
 # --- what a person at a terminal is told --------------------------------------------------------
 
 
-def typed(text: bytes, *arguments: str | Path, stdout: int | None = None, cwd: Path) -> str:
+def typed(text: bytes, *arguments: str | Path, stdout: Path | None = None, cwd: Path) -> str:
     """Run `mtrain` for a person who types a text, and return what the terminal shows, by a
     terminal that echoes nothing. `stdout` may be redirected.
     """
@@ -1331,25 +1328,24 @@ def typed(text: bytes, *arguments: str | Path, stdout: int | None = None, cwd: P
     settings = termios.tcgetattr(there)
     settings[3] &= ~termios.ECHO
     termios.tcsetattr(there, termios.TCSANOW, settings)
-    command = [sys.executable, "-m", "mtrain", *map(str, arguments)]
-    out = there if stdout is None else stdout
-    with subprocess.Popen(command, stdin=there, stdout=out, stderr=there, cwd=cwd) as process:
-        os.close(there)
-        os.write(here, text)
-        shown = b""
-        with suppress(OSError):
-            while some := os.read(here, 1 << 16):
-                shown += some
+    os.write(here, text)
+    terminal = os.ttyname(there)
+    streams = {"stdin": terminal, "stdout": str(stdout or terminal), "stderr": terminal}
+    done = run_mtrain(*arguments, cwd=cwd, streams=streams)
+    os.close(there)
+    shown = b""
+    with suppress(OSError):
+        while some := os.read(here, 1 << 16):
+            shown += some
     os.close(here)
-    assert process.returncode == 0, shown
+    assert done.returncode == 0, shown
     return shown.replace(b"\r\n", b"\n").decode()
 
 
 def test_translate_guides_who_types(trained_run: Path, tmp_path: Path) -> None:
     model = ("-m", trained_run)
     out = tmp_path / "out"
-    with out.open("wb") as sink:
-        shown = typed(b"bavo\nlapo\n\x04", "translate", *model, stdout=sink.fileno(), cwd=tmp_path)
+    shown = typed(b"bavo\nlapo\n\x04", "translate", *model, stdout=out, cwd=tmp_path)
     best = checkpoint.resolve(trained_run)
     assert shown == (
         f"loading {trained_run}\naa -> ba, by {best}\nOne sentence per line; Ctrl-D ends.\n> > > \n"
