@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import made_up_pairs, run_mtrain
+from conftest import MEASURE_HERE, made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -419,7 +419,8 @@ def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path
         "next: mtrain check en-de.yaml",
         "      mtrain train en-de.yaml",
     ]
-    dry = run_mtrain("train", "-c", "en-de.yaml", "--dry-run", cwd=tmp_path)
+    train = ("train", "-c", "en-de.yaml", "--dry-run")
+    dry = run_mtrain(*train, cwd=tmp_path, prelude=MEASURE_HERE)
     assert dry.returncode == 0, dry.stderr
     assert "nothing was trained" in dry.stderr
     sides = ["--valid-src", files[0], "--valid-tgt", files[1]]

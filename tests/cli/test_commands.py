@@ -1017,6 +1017,13 @@ def test_a_failed_run_says_so_in_its_status(
     assert reason in found["reason"]
 
 
+@pytest.fixture
+def _measure_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let forecasts measure a step in this process: another takes seconds to load torch."""
+    monkeypatch.setattr("mtrain.training.plan.map_tasks", lambda work, tasks, *_: map(work, tasks))
+
+
+@pytest.mark.usefixtures("_measure_here")
 def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     command: Command, tiny_config: TinyConfig
 ) -> None:
@@ -1029,6 +1036,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_no_run(
     assert not (config.parent / "run").exists()
 
 
+@pytest.mark.usefixtures("_measure_here")
 def test_a_dry_run_as_json_holds_the_forecast(
     command: Command, tiny_config: TinyConfig, run_dir: Path
 ) -> None:

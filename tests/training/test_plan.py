@@ -6,12 +6,13 @@ import json
 import os
 import re
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import TinyConfig, run_mtrain
+from conftest import MEASURE_HERE, TinyConfig, run_mtrain
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
@@ -20,6 +21,7 @@ from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.workers import map_tasks
 from mtrain.training import plan
 from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner
@@ -137,6 +139,7 @@ def test_why_nothing_was_timed_is_reported(
     tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "_measure_step", _dying)
+    monkeypatch.setattr(plan, "map_tasks", partial(map_tasks, forked=True))  # which is quick
     found = forecast(load(tiny_config), 320, 1000, LENGTHS, 1000.0)
     assert found.lines[-1] == f"time: not measured: {plan.DEATH}"
     assert found.numbers["step_seconds"] is None
@@ -221,7 +224,8 @@ def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
     config = tiny_config(**{"pairs": 400, "train.peak_lr": 0.02})
     dry = run_mtrain("train", "-c", config, "--dry-run")
     assert dry.returncode == 0, dry.stderr
-    looked = run_mtrain("check", "-c", config, env={**os.environ, "COLUMNS": "200"})
+    wide = {**os.environ, "COLUMNS": "200"}
+    looked = run_mtrain("check", "-c", config, env=wide, prelude=MEASURE_HERE)
     assert looked.returncode == 0, looked.stderr
     for begin in ("model: ", "batches: ", "learning rate: ", "checkpoints: ", "memory: "):
         [told] = re.findall(rf"{begin}.*", dry.stderr)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import Train, made_up_pairs, run_here, run_mtrain, write_config
+from conftest import MEASURE_HERE, Train, made_up_pairs, run_here, run_mtrain, write_config
 from pydantic import TypeAdapter
 from ranks import train_by
 from sacrebleu.metrics.chrf import CHRF
@@ -419,7 +419,7 @@ def test_tokenizer_train_needs_the_synthetic_text(
 def test_check_and_dry_run_make_no_synthetic_text(tmp_path: Path, trained_run: Path) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     for command in (["train", "--dry-run"], ["check"], ["check", "--no-timing"]):
-        done = run_mtrain(*command, "-c", path)
+        done = run_mtrain(*command, "-c", path, prelude=MEASURE_HERE)
         assert done.returncode == EXIT_OK, done.stderr
         assert "data.train.1: left out, as its synthetic text does not exist yet" in done.stderr
         assert "30 lines" in done.stderr
@@ -427,7 +427,7 @@ def test_check_and_dry_run_make_no_synthetic_text(tmp_path: Path, trained_run: P
         assert not (tmp_path / "run").exists()
     assert run_mtrain("data", "build", "-c", path).returncode == EXIT_OK
     for command in (["train", "--dry-run"], ["check", "--no-timing"]):
-        done = run_mtrain(*command, "-c", path)
+        done = run_mtrain(*command, "-c", path, prelude=MEASURE_HERE)
         assert "left out" not in done.stderr
     done = run_mtrain(*command, "-c", path, "--set", f"run_dir={tmp_path / 'other'}")
     assert "does not exist yet: all of" in done.stderr
