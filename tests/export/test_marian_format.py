@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+import transformers
 from conftest import made_up_pairs, random_model, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
-from transformers import MarianMTModel, MarianTokenizer
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
@@ -84,7 +84,7 @@ def test_the_library_scores_random_weights_as_the_model_does(
     model = random_model(vocab_size=tokenizer.vocab_size, **shape)
     loaded_model = LoadedModel(model, tokenizer, config.decode, config)
     marian_format.write(tmp_path, loaded_model, "float32")
-    marian = MarianMTModel.from_pretrained(tmp_path)
+    marian = transformers.MarianMTModel.from_pretrained(tmp_path)
 
     ids = [loaded_model.encode_sources([side[i] for side in PAIRS])[0] for i in (0, 1)]
     batch = collate(list(zip(*ids, strict=True)), SpecialIds.of(tokenizer))
@@ -202,7 +202,7 @@ def load_marian(directory: Path, tokenizer: Tokenizer) -> Any:
     model = random_model(vocab_size=tokenizer.vocab_size, pad_id=tokenizer.pad_id)
     loaded_model = LoadedModel(model, tokenizer, config.decode, config)
     marian_format.write(directory, loaded_model, "float32")
-    return MarianTokenizer.from_pretrained(directory)
+    return transformers.MarianTokenizer.from_pretrained(directory)
 
 
 def agree(tokenizer: Tokenizer, marian: Any, texts: list[str]) -> None:
@@ -258,7 +258,7 @@ def test_long_texts_are_cut_off_where_mtrain_does(
     decode = loaded_model.decode.model_copy(update={"max_source_length": 12})
     short = replace(loaded_model, decode=decode)
     marian_format.write(tmp_path, short, "float32")
-    marian = MarianTokenizer.from_pretrained(tmp_path)
+    marian = transformers.MarianTokenizer.from_pretrained(tmp_path)
     text = " ".join(SOURCES)
 
     found = marian(text, truncation=True)["input_ids"]
@@ -281,7 +281,7 @@ def test_punctuation_is_left_alone_where_sacremoses_is_installed(
     monkeypatch.setitem(sys.modules, "sacremoses", module)
     marian_format.write(tmp_path, loaded_model, "float32")
 
-    agree(loaded_model.tokenizer, MarianTokenizer.from_pretrained(tmp_path), TEXTS)
+    agree(loaded_model.tokenizer, transformers.MarianTokenizer.from_pretrained(tmp_path), TEXTS)
 
 
 # --- Refusals --------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def test_a_full_disk_is_an_error_of_the_place(
     def fail(*args: Any, **options: Any) -> None:
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(MarianMTModel, "save_pretrained", fail)
+    monkeypatch.setattr(transformers.MarianMTModel, "save_pretrained", fail)
     with pytest.raises(UserError, match=r"/marian: cannot write: No space left on device"):
         convert.export(loaded_model, "hf-marian", tmp_path / "marian", "float32", None, print)
     assert list(tmp_path.iterdir()) == []
