@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import _processes, made_up_pairs
+from conftest import MEASURE_HERE, _processes, made_up_pairs
 
 from mtrain.cli import app as cli
 from mtrain.corpus import phrasebook
@@ -64,7 +64,7 @@ class Handler(socketserver.StreamRequestHandler):
             words.append("--no-timing")  # test_plan times steps
         if "--dry-run" in words:  # which times steps in any case
             words += shlex.split(SMALL_MODEL)
-        done = _processes().mtrain(*words, stdin=text, directory=place)
+        done = _processes().mtrain(*words, stdin=text, directory=place, prelude=MEASURE_HERE)
         answer = {"code": done.code, "out": done.out.decode(), "err": done.err}
         self.wfile.write(json.dumps(answer).encode())
 
