@@ -85,12 +85,14 @@ _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))"
 # such as 437, 1252 for 1250 or Mac Roman.
 _SIGN_IN_WORD = regex.compile(
     r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00aa\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
-    r"\u2020-\u2022\u2030\u207f]--[\x00-\x7f™®©°µ±×\ufffc\ufffd]](?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])"
+    r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff\ufffc\ufffd]]"
+    r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])"
 )
 # Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7.
 _ESCAPED = re.compile(
-    r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|(?:\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F])|"
-    r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
+    r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
+    r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
+    r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
 )
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
@@ -135,8 +137,8 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
 
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:
-    """Report faults that are not found on the other side of the pair: text of both sides, words
-    without spaces or in letters, repetitions. Return the rows of the first.
+    """Report faults that only one side of a pair has: the text of both sides, words that run
+    together or letters apart, repetitions. Return the rows of the first kind.
     """
     is_both = np.zeros(len(chunk), bool)
     has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]

@@ -1,7 +1,7 @@
 """Learn from a sample what is normal on the two sides of a corpus: scripts, words, lengths."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 from itertools import groupby, product
 from operator import attrgetter
 
@@ -229,14 +229,14 @@ def report_whole(rows: Chunk, data: DataConfig) -> None:
         if fraction >= MIN_LOST_ACCENTS:
             text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
             rows.findings.add_message("accents", text)
-        for unit, lengths in _lengths(rows.texts[side]).items():
+        for unit, lengths in _lengths(set(rows.texts[side])).items():
             if cut := _cut_texts(lengths):
                 text = f"{cut:,} of the {name} have {lengths.max():,} {unit}, and none has more"
                 rows.findings.add_message("cut", text)
                 break
 
 
-def _lengths(texts: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _lengths(texts: Collection[str]) -> dict[str, NDArray[np.int64]]:
     """Return the lengths of texts by unit."""
     measures = {
         "characters": len,
@@ -252,6 +252,5 @@ def _cut_texts(lengths: NDArray[np.int64]) -> int:
     """
     if not len(lengths):
         return 0
-    below = np.bincount(lengths)[-CUT_LENGTHS - 1 : -1]
-    count = int((lengths == lengths.max()).sum())
-    return count if count >= max(MIN_CUT, CUT_FACTOR * below.max(initial=0)) else 0
+    *below, count = np.bincount(lengths)[-CUT_LENGTHS - 1 :].tolist()
+    return count if any(below) and count >= max(MIN_CUT, CUT_FACTOR * max(below)) else 0

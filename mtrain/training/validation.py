@@ -260,6 +260,8 @@ class Validation:
             return []
         self.stop.check()
         self.run.check_held()
+        if stored:
+            self.run.metrics.cut(step, ("average/",))
         snapshot = self.checkpoints.snapshot(checkpoint.average(intact))
         checkpoint.save(directory / layout.AVERAGE, snapshot)
         return names
@@ -288,6 +290,8 @@ class Validation:
         tokenize = self.config.data.tokenizer_of(text.corpus)
         if identity.items() <= stored.items() and f"|tok:{tokenize}" in stored["signature"]:
             return
+        if stored and self.ranks.is_rank_0:
+            self.run.metrics.cut(step, (f"test/{name}/",))
         entry = self.evaluate(load(), [text], f"test-{name}", step, f"test/{name}/")
         self.history.tests[name] = {**identity, **entry}
         self.write_history()

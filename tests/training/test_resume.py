@@ -549,6 +549,7 @@ def test_a_damaged_average_is_made_again(
     before = {name: weight.clone() for name, weight in checkpoint.load(average).weights.items()}
     flip(average / "model.safetensors")
     start(run, *settings)
+    assert (run / "metrics.jsonl").read_text().count("average/bleu") == 1
     after = checkpoint.load(average).weights
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
@@ -653,6 +654,8 @@ def test_a_complete_run_is_tested_again_with_another_search_or_text(run: Path) -
         scored = best_of(run)["tests"]["held_out"]
         lines = (run / "validation" / "test-held_out.txt").read_text().splitlines()
         found.append((scored["decode"]["beam_size"], scored["sha256"], len(lines)))
+    records = (run / "metrics.jsonl").read_text()
+    assert (records.count("test/held_out/bleu"), records.count("average/bleu")) == (1, 1)
     (first, other, third), record = found, json.loads((run / "run.json").read_text())
     assert other == (1, *first[1:])
     assert third == (2, record["valid"], 12)
