@@ -253,4 +253,4 @@ def _cut_texts(lengths: NDArray[np.int64]) -> int:
     if not len(lengths):
         return 0
     *below, count = np.bincount(lengths)[-CUT_LENGTHS - 1 :].tolist()
-    return count if any(below) and count >= max(MIN_CUT, CUT_FACTOR * max(below)) else 0
+    return count if count >= max(MIN_CUT, CUT_FACTOR * max(below, default=0)) else 0
