@@ -27,7 +27,7 @@ MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to re
 MIN_LOST = 5  # question marks, more than half of a text, that stand for letters
 MIN_HELD = 5  # words of a side that the other side also has
 MIN_RUN = 50  # letters that are no single word
-MAX_PERIOD, MIN_REPEATS = 4, 5  # words of a phrase that is repeated so often
+MAX_PERIOD, MIN_REPEATS = 4, 5  # words of a repeated phrase, and its repetitions
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags: normal in emoji and in scripts that join letters or

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection
+from functools import cached_property
 from itertools import groupby, product
 from operator import attrgetter
 
@@ -36,7 +37,8 @@ NO_WORDS = "hardly any words of the sides match: are they aligned line for line?
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
 MIN_LOST_ACCENTS = 0.01  # fraction of texts
-# Texts of the greatest length: at least so many, and far more than of each of the lengths below it.
+# Minimal number of texts of the greatest length, and minimal multiple of the number of texts of
+# each of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
@@ -125,14 +127,6 @@ class Profile:
         if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:  # `lowest` is of wrong pairs
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
-        # of both sides, by the languages of a corpus
-        self.third_languages: dict[tuple[str, str], list[ThirdLanguage]] = {}
-        for languages in dict.fromkeys(part.findings.languages for part in sample):
-            parts = [part.texts for part in sample if part.findings.languages == languages]
-            self.third_languages[languages] = [
-                ThirdLanguage([text for texts in parts for text in texts[side]], own, other)
-                for side, (own, other) in enumerate((languages, languages[::-1]))
-            ]
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         self.letters = Counter[str](), Counter[str]()  # of the sides, by script
         for side, part in product((0, 1), sample):
@@ -145,6 +139,18 @@ class Profile:
         ]
         self.has_scripts, self.has_words = self.pairs >= MIN_PAIRS, self.pairs >= MIN_SAMPLE
         self.has_associations = self.has_words and mean >= MIN_EVIDENCE
+
+    @cached_property
+    def third_languages(self) -> dict[tuple[str, str], list[ThirdLanguage]]:
+        """What finds third languages on both sides, by the languages of a corpus."""
+        result = {}
+        for languages in dict.fromkeys(part.findings.languages for part in self.sample):
+            parts = [part.texts for part in self.sample if part.findings.languages == languages]
+            result[languages] = [
+                ThirdLanguage([text for texts in parts for text in texts[side]], own, other)
+                for side, (own, other) in enumerate((languages, languages[::-1]))
+            ]
+        return result
 
     def _are_clearly_pairs(self, evidence: Evidence, src: Words, tgt: Words) -> bool:
         """Whether pairs, given their evidence, match far better than neighbouring lines, which may

@@ -56,6 +56,8 @@ class ThirdLanguage:
 
     def language_of(self, text: str) -> str:
         """Return the third language that a text is in; empty if it is in none, or not clearly."""
+        if not self.candidates:
+            return ""
         words = words_of(text) & self.frequent
         most, result = MIN_WORDS - 1, ""
         if len(words - self.own) <= most:

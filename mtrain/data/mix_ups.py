@@ -198,20 +198,20 @@ def _fraction(texts: Sequence[str], has_style: Callable[[str], object]) -> float
 
 
 def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Yield a message if the same text of a side occurs with many different texts of the other, for
-    instance the error message of a program that failed to translate.
+    """Yield a message if many pairs are the same, or if the same text of a side occurs with many
+    different texts of the other, for instance the error message of a program that failed to
+    translate.
     """
     counts = Counter(zip(sources, targets, strict=True))
     for pair, count in counts.most_common(1):
         if count > max(MIN_REPEATED, MAX_REPEATED * len(sources)):
             shown = " | ".join(shorten_text(text, MAX_SHOWN_LENGTH) for text in pair)
             yield f"{count / len(sources):.0%} of the pairs are the same pair: {shown}"
-    pairs = set(counts)
     for side, name in enumerate(("source", "target")):
-        for text, count in Counter(pair[side] for pair in pairs).most_common(1):
-            if count > max(MIN_REPEATED, MAX_REPEATED * len(pairs)):
+        for text, count in Counter(pair[side] for pair in counts).most_common(1):
+            if count > max(MIN_REPEATED, MAX_REPEATED * len(counts)):
                 shown = shorten_text(text, MAX_SHOWN_LENGTH)
-                yield f"{count / len(pairs):.0%} of the different pairs have the {name}: {shown}"
+                yield f"{count / len(counts):.0%} of the different pairs have the {name}: {shown}"
 
 
 def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:

@@ -39,6 +39,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         files.make_directory(self.directory)
+        threading.excepthook = _print_traceback
         old_files = sorted(self.directory.glob("events.out.tfevents.*"))
         with self._writing():
             if self.writer is not None:
@@ -57,7 +58,6 @@ class TensorBoard:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Flush what is written in the block; an `OSError` names the directory."""
-        threading.excepthook = _print_traceback
         try:
             yield
             self.writer.flush()

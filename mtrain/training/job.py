@@ -132,8 +132,7 @@ class Job:
         directory = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
         job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {directory}"
         self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
-        with suppress(UserError):
-            self.previous = self.run.read(layout.STATUS, Status)
+        self._read_previous()
         ends = (self.previous.last_start, self.previous) if self.previous else ()
         for end in ends:
             if end and end.launch and end.launch.job == job:
@@ -178,8 +177,7 @@ class Job:
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
         self.run.refuse_foreign_directory(self.config_file)
-        with suppress(UserError):  # a start replaces a damaged status
-            self.previous = self.run.read(layout.STATUS, Status)
+        self._read_previous()
         self.config, warnings = without_missing_init_from(self.config)
         for text in warnings:
             logger.warning("%s", text)
@@ -225,11 +223,15 @@ class Job:
         stack.enter_context(self.run.hold())
         add_log_file(self.run.path / layout.LOG)
 
+    def _read_previous(self) -> None:
+        """Read the status that the last start left, unless it is damaged: a start replaces it."""
+        with suppress(UserError):
+            self.previous = self.run.read(layout.STATUS, Status)
+
     def _check(self) -> None:
         """Read the status, or begin one, and refuse a config that does not fit the run's files."""
         if (self.run.path / layout.STATUS).exists():
-            with suppress(UserError):  # `_begin` replaces a damaged status
-                self.previous = self.run.read(layout.STATUS, Status)
+            self._read_previous()
             if self.previous and self.run.launch:  # lets torchrun restart a process killed later
                 status = {**self.previous.model_dump(), "launch": self.run.launch}
                 self.run.write(layout.STATUS, status)

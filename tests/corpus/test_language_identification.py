@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 import pytest
 
 from mtrain.config.languages import FREQUENT, NAMES
@@ -55,8 +57,6 @@ def test_all_codes_of_frequent_words_are_languages_with_names() -> None:
 
 @pytest.mark.parametrize("language", ["fr", "es", "it", "pt", "sv", "pl", "cs", "ro", "tr", "hu"])
 def test_a_side_that_lost_all_accents_is_found_by_its_frequent_words(language: str) -> None:
-    import unicodedata
-
     texts = [f"{word} xyz" for word in FREQUENT[language] for _ in range(20)]
     plain = [
         "".join(char for char in unicodedata.normalize("NFD", text) if char.isascii()).replace(
