@@ -28,8 +28,10 @@ from mtrain.model.transformer import Attention, Parts, Transformer, fixed_produc
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
-# Smallest number of values of an fp32 matrix for which packing pays; see `packed_product`.
-WORTH_PACKING = 100_000
+DECODED_ROWS = 16  # the same for decoding, whose batches are smaller
+# Smallest number of values of an fp32 matrix for which packing pays, and of multiplications by a
+# smaller one if MKL is slow; see `packed_product`.
+WORTH_PACKING, WORTH_ONEDNN = 100_000, 700_000
 # Option numbers of glibc's mallopt, from malloc.h, and the largest mmap threshold that it accepts
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -2, -3, 32 << 20
 DEFAULT_TOP_PAD = 128 << 10
@@ -187,7 +189,8 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
 
     Without packing, torch rearranges a bf16 matrix for every product, and leaves fp32 to MKL, which
     takes three times as long for 5 hypotheses (a vocabulary of 8,000, one core) and a fifth longer
-    for 270. With a small fp32 matrix MKL is as fast, and takes half the time for few rows.
+    for 270. With a small fp32 matrix MKL is as fast, and takes half the time for few rows. On AMD's
+    processors with AVX512 only the latter holds: MKL takes twice as long for many rows (Zen 5).
     """
     weight = weight.detach()
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -195,19 +198,37 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
     has_bf16 = weight.dtype == torch.bfloat16 and has_fast_bf16(weight.device)
     if not (is_x86 and (is_fp32 or has_bf16)):
         return fixed_product(weight, bias)
-    if not has_onednn or (is_fp32 and weight.numel() < WORTH_PACKING):
+    is_small = is_fp32 and weight.numel() < WORTH_PACKING
+    if not has_onednn or (is_small and not has_slow_mkl()):
         return _transposed_product(weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     multiply = torch.ops.mkldnn._linear_pointwise
-    one_row_product = cache(partial(_transposed_product, weight, bias))  # made when first needed
+    few_rows_product = cache(partial(_transposed_product, weight, bias))  # made when first needed
+    few = WORTH_ONEDNN // weight.numel() if is_small else int(is_fp32)
 
     def product(rows: Tensor, out: Tensor | None = None) -> Tensor:
-        if is_fp32 and len(rows) == 1:
-            return one_row_product()(rows, out=out)
+        if rows.shape[0] <= few:
+            return few_rows_product()(rows, out=out)
         result: Tensor = multiply(rows, packed, bias, "none", [], "")
         return result if out is None else out.copy_(result)
 
     return product
+
+
+@cache
+def has_slow_mkl() -> bool:
+    """Whether MKL leaves half of this CPU's vectors unused: AVX512 on processors other than
+    Intel's.
+    """
+    found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(found.get("avx512_f")) and "AMD" in found.get("cpu_name", "")
+
+
+def decoded_rows(count: int) -> int:
+    """Return the number of rows to compute when `count` are decoded, with padding: oneDNN needs 0.3
+    ms to generate code for each number of rows and each matrix.
+    """
+    return count if count < DECODED_ROWS else -(-count // DECODED_ROWS) * DECODED_ROWS
 
 
 def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
@@ -221,7 +242,7 @@ def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Te
 class RowTransformer(Transformer):
     """The Transformer whose layers work on rows."""
 
-    parts = Parts(RowAttention, BitDropout, packed_product)
+    parts = Parts(RowAttention, BitDropout, packed_product, decoded_rows)
 
     @property
     def attention_dtype(self) -> torch.dtype:

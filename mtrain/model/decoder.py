@@ -3,8 +3,9 @@
 For a single line, calling torch, even for a view, takes as long as the arithmetic. So a step
 slices the caches of all layers in one call, and makes views of buffers only when B or W changes.
 
-Shapes: `B` sentences, `W` hypotheses per sentence, `N` hypotheses in all (B x W), `S` source
-length, `T` positions of the cache, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
+Shapes: `B` sentences, `W` hypotheses per sentence, `N` hypotheses in all (B x W), `R` rows (N, then
+padding), `S` source length, `T` positions of the cache, `D` d_model, `H` heads, `K` head width, `V`
+vocabulary.
 """
 
 import math
@@ -63,7 +64,8 @@ class DecoderState:
                 lineage = src_bias.new_zeros(len(rows), self.time)
             lineage = lineage.view(len(rows), self.time, slots)
             lineage = F.pad(lineage, (0, W - slots), value=float("-inf")).flatten(1)
-        buffers = StepBuffers(source, src_bias, W, past.shape[5], buffers.projected.dtype)
+        like = buffers.projected.dtype, buffers.padded
+        buffers = StepBuffers(source, src_bias, W, past.shape[5], *like)
         return DecoderState(past, self.time, lineage, buffers)
 
     def longer(self) -> "DecoderState":
@@ -104,23 +106,32 @@ class DecoderState:
 class StepBuffers:
     """Buffers for the newest tokens, and what changes only with B and W: keys and values of the
     `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens and
-    minus infinity elsewhere, and biases for the cache, made when first needed.
+    minus infinity elsewhere, and biases for the cache, made when first needed. `padded` returns R
+    for N, as `Parts.rows` does; what follows the N rows is computed, but not used.
     """
 
     def __init__(
-        self, source: Tensor, src_bias: Tensor, W: int, slots: int, dtype: torch.dtype
+        self,
+        source: Tensor,
+        src_bias: Tensor,
+        W: int,
+        slots: int,
+        dtype: torch.dtype,
+        padded: Callable[[int], int] = int,
     ) -> None:
         _, _, B, H, _, K = source.shape
+        N, R = B * W, padded(B * W)
         self.B, self.W, self.slots, self.source, self.src_bias = B, W, slots, source, src_bias
+        self.padded, self.padding = padded, R - N
         self.sources = list(split_layers(source, src_bias.flatten(0, 1)))
-        self.projected = source.new_empty(B * W, 3 * H * K, dtype=dtype)  # query, key and value
+        self.projected = source.new_empty(R, 3 * H * K, dtype=dtype)  # query, key and value
         self.queries = self.projected[:, : H * K]
-        heads = self.projected.view(B, W, 3, H, K).permute(2, 0, 3, 1, 4)
+        heads = self.projected[:N].view(B, W, 3, H, K).permute(2, 0, 3, 1, 4)
         self.key_value = heads[1:]
         self.query = _reordered(heads[0], (B * H, W, K), source.dtype)
         self.attended = source.new_empty(B * H, W, K)
         joined = self.attended.view(B, H, W, K).transpose(1, 2)
-        self.joined = _reordered(joined, (B * W, H * K), dtype)
+        self.joined = _reordered(joined, (N, H * K), dtype, self.padding)
 
     @cached_property
     def zero_bias(self) -> Tensor:
@@ -140,12 +151,17 @@ class StepBuffers:
         return one_sentence.fill_diagonal_(0.0).repeat(self.B, 1)
 
 
-def _reordered(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Return a function that returns the buffer's present values in another shape and type."""
+def _reordered(
+    buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype, padding: int = 0
+) -> Callable[[], Tensor]:
+    """Return a function that returns the buffer's present values in another shape and type; rows of
+    zeros follow them if there is `padding`.
+    """
     target = buffer.to(dtype).reshape(shape)
-    if target.data_ptr() == buffer.data_ptr():  # `target` is a view: no copy is needed
+    if not padding and target.data_ptr() == buffer.data_ptr():  # a view: no copy is needed
         return lambda: target
-    like_buffer = target.view(buffer.shape)
+    target = F.pad(target, (0, 0, 0, padding)) if padding else target
+    like_buffer = target[: shape[0]].view(buffer.shape)
 
     def reorder() -> Tensor:
         like_buffer.copy_(buffer)
@@ -205,7 +221,8 @@ class Decoder:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
         source, bias = self.encode_keys(src)
         past = source.new_empty(*source.shape[:4], 0, 1, source.shape[5])
-        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, self.model.dtype))
+        like = self.model.dtype, self.model.parts.rows
+        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, *like))
 
     def encode_keys(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """Encode sources (B, S) and project their keys and values for all layers: return `source`
@@ -215,7 +232,7 @@ class Decoder:
         layers, (B, S), D = len(self.layers), src.shape, memory.shape[1]
         H, P = bias.shape[1], bias.shape[3]
         source = bias.new_zeros(layers, 2, B, H, P, D // H)
-        projected = self.project_source(memory).view(B, S, layers, 2, H, D // H)
+        projected = self.project_source(memory)[: B * S].view(B, S, layers, 2, H, D // H)
         source[..., :S, :].copy_(projected.permute(2, 3, 0, 4, 1, 5))
         return source, bias
 
@@ -247,11 +264,13 @@ class Decoder:
         """Return logits (N, V), in `out` if given, of what follows the tokens (N,) at a position
         (1, D), with the caches of each layer as of `DecoderState.by_layer`.
         """
-        x = torch.add(position, self.embedding.index_select(0, tokens), alpha=self.scale)
+        rows = F.pad(tokens, (0, buffers.padding)) if buffers.padding else tokens
+        x = torch.add(position, self.embedding.index_select(0, rows), alpha=self.scale)
         x = x.to(self.model.dtype)
         for layer, caches in zip(self.layers, by_layer, strict=True):
             x = layer.step(x, buffers, *caches)
-        return self.project(self.norm(x), out=out)
+        logits = self.project(self.norm(x), out=out)
+        return logits[: len(tokens)] if buffers.padding else logits
 
 
 def log_probs_of(logits: Tensor) -> Tensor:
@@ -313,7 +332,7 @@ class _Layer(InferenceLayer):
         past: KeysValuesBias,
         source: KeysValuesBias,
     ) -> Tensor:
-        """Apply `DecoderLayer` to one position, with caches as of `by_layer`: (N, D) -> (N, D)."""
+        """Apply `DecoderLayer` to one position, with caches as of `by_layer`: (R, D) -> (R, D)."""
         self.project(self.before[0](x), out=buffers.projected)
         newest.copy_(buffers.key_value)
         attend_step(buffers.query(), *past, buffers.attended)

@@ -3,13 +3,14 @@
 For a single line, calling torch takes as long as the arithmetic. So modules become functions, and
 matrices have the layout that is multiplied fastest.
 
-Shapes: `B` sentences, `S` source length, `P` the same with padding, `R` rows (B x S), `D` d_model,
-`H` heads, `K` head width.
+Shapes: `B` sentences, `S` source length, `P` the same with padding, `R` rows (B x S, then padding),
+`D` d_model, `H` heads, `K` head width.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtrain.model.transformer import (
@@ -39,12 +40,14 @@ class Encoder:
         """
         model, (B, S), H = self.model, src.shape, self.model.shape.num_heads
         x = model.embed(src, model.src_embedding, model.src_positions).flatten(0, 1)
+        if padding := model.parts.rows(B * S) - B * S:
+            x = F.pad(x, (0, 0, 0, padding))
         P, K = max(S, VECTOR), x.shape[1] // H
         bias = x.new_full((B, H, 1, P), float("-inf"), dtype=model.attention_dtype)
         bias[..., :S].masked_fill_((src != model.shape.pad_id)[:, None, None], 0.0)
-        heads = bias.new_zeros(3, B, H, P, K)
+        heads, joined = bias.new_zeros(3, B, H, P, K), x.new_zeros(x.shape)
         for layer in self.layers:
-            x = layer.run(x, heads, bias)
+            x = layer.run(x, heads, bias, joined, S)
         return self.norm(x), bias
 
 
@@ -77,19 +80,18 @@ class _Layer(InferenceLayer):
     def __init__(self, layer: EncoderLayer, parts: Parts) -> None:
         super().__init__(layer, (layer.self_norm, layer.feed_norm), parts)
 
-    def run(self, x: Tensor, heads: Tensor, bias: Tensor) -> Tensor:
-        """Apply `EncoderLayer`, given a buffer `heads` (3, B, H, P, K) for queries, keys and
-        values: (R, D) -> (R, D).
+    def run(self, x: Tensor, heads: Tensor, bias: Tensor, joined: Tensor, S: int) -> Tensor:
+        """Apply `EncoderLayer`: (R, D) -> (R, D). `heads` (3, B, H, P, K) is a buffer for queries,
+        keys and values, `joined` (R, D) one for what attention returns; padding in both is 0.
         """
         _, B, H, _, K = heads.shape
-        S = len(x) // B
-        projected = self.project(self.before[0](x)).view(B, S, 3, H, K)
+        projected = self.project(self.before[0](x))[: B * S].view(B, S, 3, H, K)
         heads[..., :S, :].copy_(projected.permute(2, 0, 3, 1, 4))
         query, key, value = heads.flatten(1, 2).unbind(0)
         attended = query.new_empty(B * H, S, K)
         attend_step(query[:, :S], key.mT, value, bias.flatten(0, 1), attended)
-        joined = x.new_empty(B, S, H, K).copy_(attended.view(B, H, S, K).transpose(1, 2))
-        return self.feed_forward(self.after[0](self.join(joined.view(x.shape)).add_(x)))
+        joined[: B * S].view(B, S, H, K).copy_(attended.view(B, H, S, K).transpose(1, 2))
+        return self.feed_forward(self.after[0](self.join(joined).add_(x)))
 
 
 def norm_function(module: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -137,8 +137,9 @@ class Parts(NamedTuple):
 
     attention: type[Attention] = Attention
     dropout: type[nn.Dropout] = nn.Dropout
-    # for decoding: products with fixed matrices
+    # for decoding: products with fixed matrices, and from a number of rows to that with padding
     product: Callable[[Tensor, Tensor | None], Callable[..., Tensor]] = fixed_product
+    rows: Callable[[int], int] = int
 
 
 class FeedForward(nn.Module):
@@ -233,8 +234,7 @@ class Transformer(nn.Module):
 
     def __init__(self, shape: Shape, rates: Dropout | None = None) -> None:
         super().__init__()
-        rates, parts = rates or Dropout(), self.parts
-        self.shape = shape
+        self.shape, parts, rates = shape, self.parts, rates or Dropout()
         self.dropout = parts.dropout(rates.residual)
         self._build_embeddings(shape)
         self.encoder_layers = [

@@ -123,6 +123,7 @@ def map_tasks(
     finally:
         for process, _ in workers:
             process.kill()
+        for process, _ in workers:  # releasing their memory takes milliseconds
             process.join()
 
 

@@ -13,7 +13,7 @@ from conftest import random_model, run_mtrain
 from test_transformer import NORMS, assert_close, random_ids, random_values
 from torch import Tensor, nn
 
-from mtrain.model import building
+from mtrain.model import building, cpu
 from mtrain.model.cpu import BitDropout, RowTransformer, attend_rows, packed_product
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.device import has_fast_bf16
@@ -134,6 +134,7 @@ def test_a_packed_matrix_gives_the_same_product(
 def test_small_matrices_and_those_of_other_processors_are_not_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cpu, "has_slow_mkl", lambda: False)
     torch.manual_seed(1)
     x, weight = torch.randn(1, 64), torch.randn(2000, 64) / 8
     for small in (weight[:9], weight[:99]):  # narrow, and wide
@@ -143,3 +144,31 @@ def test_small_matrices_and_those_of_other_processors_are_not_packed(
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
     assert_close(packed_product(weight, None)(x), x @ weight.T)
     assert isinstance(packed_product(weight, None), partial)
+
+
+def test_small_matrices_are_packed_for_many_rows_where_mkl_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu, "has_slow_mkl", lambda: True)
+    monkeypatch.setattr(cpu, "WORTH_ONEDNN", 8 * 64 * 99)
+    torch.manual_seed(1)
+    weight, bias = torch.randn(99, 64) / 8, torch.randn(99)
+    multiply = packed_product(weight, bias)
+    for rows in (1, 8, 9, 67):
+        x, out = torch.randn(rows, 64), torch.empty(rows, 99)
+        assert_close(multiply(x), nn.functional.linear(x, weight, bias))
+        assert_close(multiply(x, out=out), nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize(
+    ("name", "has_avx512", "is_slow"),
+    [("AMD EPYC", True, True), ("AMD EPYC", False, False), ("Intel Xeon", True, False)],
+)
+def test_mkl_is_slow_on_processors_of_amd_with_avx512(
+    name: str, has_avx512: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"cpu_name": name, "avx512_f": has_avx512}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert cpu.has_slow_mkl.__wrapped__() == is_slow
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert not cpu.has_slow_mkl.__wrapped__()

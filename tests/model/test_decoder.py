@@ -50,8 +50,8 @@ def test_cached_steps_equal_the_full_forward(
     model = random_model(
         norm=norm, positions=positions, tie_embeddings=tie, kind=kind, max_positions=40
     )
-    for S in (6, 34):
-        src, tgt_in = random_ids(3, S), random_ids(3, 40, seed=2)
+    for B, S in ((3, 6), (3, 34), (19, 6)):
+        src, tgt_in = random_ids(B, S), random_ids(B, 40, seed=2)
         src[0, 2:] = model.shape.pad_id
         found = stepwise(decoder_class(model), src, tgt_in)
         assert_close(found, model(src, tgt_in).log_softmax(-1))
@@ -75,7 +75,7 @@ def test_steps_with_packed_matrices_and_in_bf16_are_near_the_full_forward(
 ) -> None:
     monkeypatch.setattr(cpu, "WORTH_PACKING", 0)
     model = random_model(norm=norm)
-    src, tgt_in = random_ids(3, 6), random_ids(3, 20, seed=2)
+    src, tgt_in = random_ids(21, 6), random_ids(21, 20, seed=2)
     expected = model(src, tgt_in).log_softmax(-1)
     assert_close(stepwise(Decoder(model), src, tgt_in), expected)
     set_compute_dtype(model, torch.bfloat16)
@@ -109,12 +109,12 @@ def test_sources_of_any_length_are_encoded_as_in_the_full_forward(
 ) -> None:
     model = random_model(norm=norm, positions=positions, tie_embeddings=tie, kind=kind)
     encoder = Encoder(model)
-    for B, S in ((1, 1), (3, 6), (2, 16), (2, 30)):
+    for B, S in ((1, 1), (3, 6), (2, 16), (2, 17), (2, 30)):
         src = random_ids(B, S)
         src[0, S // 2 + 1 :] = model.shape.pad_id
         memory, bias = encoder(src)
         real = src != model.shape.pad_id
-        assert_close(memory.view(B, S, -1)[real], model.encode(src)[0][real])
+        assert_close(memory[: B * S].view(B, S, -1)[real], model.encode(src)[0][real])
         assert bias.shape == (B, model.shape.num_heads, 1, max(S, 16))
         assert (bias.isfinite().sum((2, 3)) == real.sum(1, keepdim=True)).all()
 
@@ -206,6 +206,24 @@ def test_a_search_by_an_ensemble_finds_what_full_forward_passes_find(
     for own, others in zip(found, searches[1].run(full.step, full, bos_id=2), strict=True):
         assert [h.ids for h in own] == [h.ids for h in others]
         assert [h.score for h in own] == pytest.approx([h.score for h in others], abs=1e-4)
+
+
+@torch.inference_mode()
+def test_matrices_are_multiplied_by_few_numbers_of_rows() -> None:
+    """One sentence of forty leaves at each position."""
+    decoder, computed = Decoder(random_model(kind=cpu.RowTransformer)), set[int]()
+    project = decoder.project
+
+    def counted(rows: Tensor, out: Tensor | None = None) -> Tensor:
+        computed.add(len(rows))
+        return project(rows, out=out)
+
+    decoder.project = counted
+    rules = Rules(list(range(1, 41)), 1, (0, 2))
+    search = BeamSearch(rules, 2, length_normalizer("gnmt", 1.0))
+    search.run(decoder.step, decoder.begin(random_ids(40, 7)), bos_id=2)
+    assert max(computed) == 80
+    assert all(rows < 16 or rows % 16 == 0 for rows in computed)
 
 
 @pytest.mark.parametrize("max_graphs", [1, 9])
