@@ -28,7 +28,6 @@ from mtrain.model.transformer import Attention, Parts, Transformer, fixed_produc
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
-DECODED_ROWS = 16  # the same for decoding, whose batches are smaller
 # Smallest number of values of an fp32 matrix for which packing pays, and of multiplications by a
 # smaller one if MKL is slow; see `packed_product`.
 WORTH_PACKING, WORTH_ONEDNN = 100_000, 700_000
@@ -225,10 +224,12 @@ def has_slow_mkl() -> bool:
 
 
 def decoded_rows(count: int) -> int:
-    """Return the number of rows to compute when `count` are decoded, with padding: oneDNN needs 0.3
-    ms to generate code for each number of rows and each matrix.
+    """Return the number of rows to compute when `count` are decoded: up to an eighth more, and one
+    of eight numbers per power of two, because oneDNN needs 0.3 ms to generate code for each number
+    of rows and each matrix.
     """
-    return count if count < DECODED_ROWS else -(-count // DECODED_ROWS) * DECODED_ROWS
+    step = 1 << max(0, count.bit_length() - 4)
+    return -(-count // step) * step
 
 
 def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:

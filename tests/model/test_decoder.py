@@ -223,7 +223,7 @@ def test_matrices_are_multiplied_by_few_numbers_of_rows() -> None:
     search = BeamSearch(rules, 2, length_normalizer("gnmt", 1.0))
     search.run(decoder.step, decoder.begin(random_ids(40, 7)), bos_id=2)
     assert max(computed) == 80
-    assert all(rows < 16 or rows % 16 == 0 for rows in computed)
+    assert len(computed) <= 8 + 8 + 8 + 8 + 2  # below 16, 32, 64, up to 80
 
 
 @pytest.mark.parametrize("max_graphs", [1, 9])
