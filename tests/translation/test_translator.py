@@ -254,6 +254,20 @@ def test_processes_translate_many_batches_and_end_with_a_stop(
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.skipif(not CAN_FORK, reason="processes are not forked here")
+def test_two_batches_at_a_time_are_translated_in_this_process(translator: Translator) -> None:
+    torch.set_num_threads(2)
+    try:
+        small = with_decode(translator, batch_tokens=30, in_processes=True)
+        processes: list[object] = []
+        small.loaded.check_stop = lambda: processes.append(multiprocessing.active_children())
+        small.best(SENTENCES * 5)
+    finally:
+        torch.set_num_threads(1)
+    assert len(processes) > 2
+    assert not any(processes)
+
+
 ODD = "bavo\u2028celu\x0cdimar\x85fosi\x1cjori\rlapo\u2029hanp\x0bkesum".encode()
 
 
