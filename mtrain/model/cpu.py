@@ -216,9 +216,7 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
 
 @cache
 def has_slow_mkl() -> bool:
-    """Whether MKL leaves half of this CPU's vectors unused: AVX512 on processors other than
-    Intel's.
-    """
+    """Whether MKL leaves half of this CPU's vectors unused: it has no AVX512 for AMD."""
     found: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(found.get("avx512_f")) and "AMD" in found.get("cpu_name", "")
 
