@@ -31,6 +31,7 @@ $(INSTALLED): pyproject.toml scripts/constraints.txt
 	@$(PYTHON) -c '$(CHECK)'
 	@$(BIN)/python -c '$(CHECK)' 2> /dev/null || rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing torch and the other packages: some minutes"
 	$(PIP) --upgrade pip
 	$(PIP) torch==2.13.0
 	$(PIP) --constraint scripts/constraints.txt --editable .

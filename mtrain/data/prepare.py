@@ -239,7 +239,12 @@ class Preparation:
             file = Path(settings.path)
         else:
             return None
-        tokenizer = Tokenizer.load(file)
+        try:
+            tokenizer = Tokenizer.load(file)
+        except UserError as error:
+            if file != self.run_tokenizer:
+                raise
+            raise UserError(f"{error}; restore it: each checkpoint of the run has a copy") from None
         if not _matches(tokenizer, settings, keys):
             raise RefusedError(
                 f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "

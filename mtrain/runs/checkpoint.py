@@ -37,7 +37,7 @@ from mtrain.runtime.log import logger
 # What to do if a checkpoint cannot be saved, by errno; after any other error: make room.
 ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there")
 ADVICE[errno.ENOENT] = "restore its directory, which was removed or renamed,"
-NO_CHECKPOINT = "this run has no complete checkpoint yet; train it first"
+NO_CHECKPOINT = "this run has no complete checkpoint; train it, or restore checkpoints/"
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,12 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     wanted = last_scheduled(directory, newest, train, count)
     paths = intact_suffix(wanted)
     if len(paths) < count:
-        for path in filter(Path.exists, wanted):
-            manifest.verify(path)  # damage is the better reason
+        for path in filter(Path.exists, wanted):  # damage is the better reason
+            try:
+                manifest.verify(path)
+            except manifest.DamagedError as error:
+                advice = f"restore it, or remove {path} to average the intact ones"
+                raise UserError(f"{error}; {advice}") from None
     if not paths:
         raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
     if last and len(paths) < last:

@@ -407,6 +407,13 @@ def test_a_vocabulary_of_other_settings_is_refused(
     assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
 
 
+def test_a_damaged_vocabulary_of_a_run_can_be_restored(tiny_config: TinyConfig) -> None:
+    config = load_config(tiny_config())
+    train_run_tokenizer(config, Stop()).write_bytes(b"x")
+    with pytest.raises(UserError, match="restore it: each checkpoint of the run has a copy"):
+        prepared(config)
+
+
 def test_each_reading_of_the_text_shows_its_progress(
     tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -322,8 +322,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("absent", "absent: no such directory"),
         ("linked/..", "holds runs; name one"),
         ("nothing", "neither a run directory nor a checkpoint"),
-        ("new", "no complete checkpoint yet"),
-        ("prepared", "prepared: this run has no complete checkpoint yet; train it first"),
+        ("new", "no complete checkpoint; train it"),
+        ("prepared", "prepared: this run has no complete checkpoint; train it, or restore"),
         ("several", f"name one: {tmp_path / 'several' / 'a'}, {tmp_path / 'several' / 'b'}"),
         ("linked", "checkpoints: is a link, which is not followed"),
     ):
@@ -373,7 +373,7 @@ def test_averaging_by_hand_takes_no_checkpoint_beyond_a_damaged_one(
         checkpoint.average_run(run, 3, tmp_path / "mean", EVERY_10)
     assert len(checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)) == 2
     truncate(run / "checkpoints" / step_name(40) / name)  # no silent average of older ones
-    with pytest.raises(UserError, match=f"{step_name(40)}.*{name}"):
+    with pytest.raises(UserError, match=f"{step_name(40)}.*{name}.*; restore it, or remove"):
         checkpoint.average_run(run, 1, tmp_path / "other", EVERY_10)
 
 
