@@ -37,8 +37,7 @@ from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rule
 # bandwidth the number of processes.
 MAX_THREADS = 4
 MAX_PROCESSES = 32
-# Two threads seldom wait for the lock, and share the code that oneDNN generates for each shape.
-MIN_PROCESSES = 3
+MIN_PROCESSES = 3  # two threads seldom wait for the lock, and share the code that oneDNN generates
 MAX_HYPOTHESES = 1000  # per line; the limit of `decode.beam_size`
 # Options of the search, which sampling does not use, and options of sampling.
 SEARCH_ONLY, SAMPLING_ONLY = ["beam_size"], ["temperature", "top_k", "top_p", "seed"]
@@ -135,7 +134,7 @@ class Translator:
         samples per line, which the beam is widened to hold. With `mbr`, minimum Bayes risk chooses
         from this number of hypotheses or samples. `threads` fixes the number of CPU threads per
         batch, on which rounding depends. `in_processes` allows processes of one thread each when
-        there are many batches, on CPUs with several cores under Linux.
+        there are many batches and at least `MIN_PROCESSES` threads, on CPUs under Linux.
         """
         self.threads = threads
         self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
