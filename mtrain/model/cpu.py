@@ -33,7 +33,7 @@ ROWS = 128
 WORTH_PACKING, WORTH_ONEDNN = 100_000, 700_000
 # Option numbers of glibc's mallopt, from malloc.h, and the largest mmap threshold that it accepts
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -2, -3, 32 << 20
-DEFAULT_TOP_PAD = 128 << 10
+HEAP_BYTES = 64 << 20  # largest heap of a thread, glibc's HEAP_MAX_SIZE on 64-bit machines
 HUGE_BYTES = 256 << 20  # of the heap, in huge pages; a translation touches about as much
 
 
@@ -312,4 +312,4 @@ def _request_huge_pages(libc: Any) -> None:
     if 0 < start < end:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
     libc.free(block)
-    libc.mallopt(M_TOP_PAD, DEFAULT_TOP_PAD)
+    libc.mallopt(M_TOP_PAD, HEAP_BYTES)

@@ -210,12 +210,6 @@ class Decoder:
         self.layers = [_Layer(layer, model.parts) for layer in model.decoder_layers]
         self.norm = norm_function(model.decoder_norm)
         self.project = model.parts.product(model.output.weight.to(model.dtype), None)
-        cross, D = [layer.cross_attention for layer in model.decoder_layers], model.shape.d_model
-        # keys and values of all layers in one product
-        self.project_source = model.parts.product(
-            torch.cat([attention.project_in.weight[D:] for attention in cross]),
-            torch.cat([attention.project_in.bias[D:] for attention in cross]),
-        )
 
     def begin(self, src: Tensor) -> DecoderState:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
@@ -229,11 +223,12 @@ class Decoder:
         and `src_bias` as in `StepBuffers`.
         """
         memory, bias = self.encode(src)
-        layers, (B, S), D = len(self.layers), src.shape, memory.shape[1]
-        H, P = bias.shape[1], bias.shape[3]
-        source = bias.new_zeros(layers, 2, B, H, P, D // H)
-        projected = self.project_source(memory)[: B * S].view(B, S, layers, 2, H, D // H)
-        source[..., :S, :].copy_(projected.permute(2, 3, 0, 4, 1, 5))
+        (B, S), (H, _, P), K = src.shape, bias.shape[1:], memory.shape[1] // bias.shape[1]
+        source = bias.new_empty(len(self.layers), 2, B, H, P, K)
+        source[..., S:, :] = 0.0
+        for layer, keys_values in zip(self.layers, source[..., :S, :].unbind(0), strict=True):
+            projected = layer.cross_source(memory)[: B * S].view(B, S, 2, H, K)
+            keys_values.copy_(projected.permute(2, 0, 3, 1, 4))
         return source, bias
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
@@ -322,6 +317,7 @@ class _Layer(InferenceLayer):
         super().__init__(layer, norms, parts)
         cross, D = layer.cross_attention, layer.cross_norm.normalized_shape[0]
         self.cross_query = parts.product(cross.project_in.weight[:D], cross.project_in.bias[:D])
+        self.cross_source = parts.product(cross.project_in.weight[D:], cross.project_in.bias[D:])
         self.join_cross = parts.product(cross.project_out.weight, cross.project_out.bias)
 
     def step(
