@@ -151,15 +151,18 @@ def intact_suffix(paths: list[Path]) -> list[Path]:
 def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     """Remove checkpoints that are not needed. Keep the last scheduled ones, the `best`, resume
     points newer than every scheduled one, and the trainer's state of the newest two and of the
-    newest scheduled one, which outlives the resume points.
+    newest scheduled one, which outlives the resume points. Damaged ones are removed when they are
+    older than the last scheduled ones.
     """
     scheduled = scheduled_steps(directory, train)
     newest = layout.last_step(scheduled)
-    num_kept = max(train.keep_checkpoints, train.average_last)
-    kept_names = {path.name for path in scheduled[-num_kept:]} | best
-    for path in steps(directory):
-        is_new_resume_point = path not in scheduled and (step_of(path) or 0) > newest
-        if path.name not in kept_names and not is_new_resume_point:
+    kept = scheduled[-max(train.keep_checkpoints, train.average_last) :]
+    oldest = layout.last_step(kept[:1])
+    kept_names, complete = {path.name for path in kept} | best, steps(directory)
+    for path in layout.named_steps(directory):
+        step = step_of(path) or 0
+        is_recent = (path not in scheduled and step > newest) if path in complete else step > oldest
+        if path.name not in kept_names and not is_recent:
             manifest.remove_directory(path)
     for path in steps(directory)[:-2]:
         if path not in scheduled[-1:]:

@@ -233,6 +233,16 @@ def test_two_checkpoints_can_be_resumed_from_after_any_number_of_stops(tmp_path:
     assert all((path / "trainer").is_dir() for path in layout.steps(tmp_path))
 
 
+def test_damaged_checkpoints_are_removed_when_intact_ones_of_their_age_are(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):
+        path = save(tmp_path, step)
+        if step in (10, 20, 40):
+            (path / manifest.NAME).unlink()
+    checkpoint.prune(tmp_path, EVERY_10.model_copy(update={"keep_checkpoints": 2}), {step_name(20)})
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [step_name(step) for step in (20, 30, 40, 50)]
+
+
 def test_the_average_is_the_mean(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (1, 2, 3)]
     mean = checkpoint.average(paths)
