@@ -39,6 +39,8 @@ class Series:
         """Describe the curve in words."""
         (first_step, first), (last_step, last) = self.points[0], self.points[-1]
         values = [value for _, value in self.points]
+        if len(values) == 1:
+            return f"{self.name}: {first:.4g} at step {first_step:,}"
         return (
             f"{self.name}: from {first:.4g} at step {first_step:,} to {last:.4g} at step "
             f"{last_step:,}, lowest {min(values):.4g}, highest {max(values):.4g}"

@@ -523,6 +523,7 @@ def test_a_curve_s_places_are_those_of_its_values() -> None:
     assert [text for _, text in chart.y.ticks()] == ["0", "0.1", "0.2", "0.3", "0.4"]
     assert [text for _, text in chart.x.ticks(1)][:3] == ["0", "2,000", "4,000"]
     assert chart.summary == ("a: from 0 at step 0 to 0.1 at step 10,000, lowest 0, highest 0.4")
+    assert Series("b", [(50, 0.4)]).summary == "b: 0.4 at step 50"
     css = (TEMPLATES / "page.css").read_text()  # curves are told apart by more than colour
     assert len(set(re.findall(r"stroke-dasharray: ([^;]+);", css))) == 2
 
