@@ -372,7 +372,9 @@ class Preparation:
             level = logging.WARNING if is_suspicious else logging.INFO
             logger.log(level, "train: %s: %s", reason, f"{count:,}")
         if not len(store):
-            raise UserError("data.train: no pair is left to train on")
+            most = max(store.counts, key=lambda reason: store.counts[reason], default="no pairs")
+            advice = "change the text, data.max_length or filter"
+            raise UserError(f"data.train: no pair is left to train on ({most}); {advice}")
         if sum((part.stop - part.start) * part.weight for part in store.parts) < 1:
             raise UserError(
                 "data.train: with these weights, an epoch has less than one pair; raise the weights"

@@ -468,6 +468,12 @@ def test_weighted_corpora_are_logged_with_their_tags(
     assert weighted == [f"{name} <a>: 120 pairs x 2", f"{name} <b>: 120 pairs x 1"]
 
 
+def test_without_pairs_to_train_on_the_reason_is_named(tiny_config: TinyConfig) -> None:
+    reason = r"no pair is left to train on \(pairs dropped: shorter than 30 tokens\); change"
+    with pytest.raises(UserError, match=reason):
+        prepared(load_config(tiny_config(filter={"min_length": 30})))
+
+
 def test_weights_that_leave_no_pair_are_refused(tiny_config: TinyConfig, tmp_path: Path) -> None:
     (entry,) = load_config(tiny_config()).data.train
     settings = {"data.train": [{"src": entry.src, "tgt": entry.tgt, "weight": 1e-9}]}
