@@ -250,13 +250,16 @@ class Validation:
         directory, train = self.run.checkpoints, self.config.train
         paths = checkpoint.last_scheduled(directory, step, train, train.average_last)
         intact = checkpoint.intact_suffix(paths)
+        all_names, names = [path.name for path in paths], [path.name for path in intact]
+        stored = self.history.average or {}
+        # an average of all of them stays if some were removed or damaged afterwards
+        is_current = stored.get("of") in (all_names, names)
+        if is_current and checkpoint.is_intact(directory / layout.AVERAGE):
+            return []
         if len(intact) < len(paths):
             damaged = paths[-1 - len(intact)]
             logger.warning("%s: damaged or missing; only later checkpoints are averaged", damaged)
-        names = [path.name for path in intact]
-        stored = self.history.average or {}
-        is_current = stored.get("of") == names and checkpoint.is_intact(directory / layout.AVERAGE)
-        if len(intact) < 2 or is_current:
+        if len(intact) < 2:
             return []
         self.stop.check()
         self.run.check_held()

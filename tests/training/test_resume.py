@@ -541,7 +541,9 @@ def test_without_an_intact_checkpoint_nothing_starts_again(run: Path, name: str)
 def test_a_damaged_average_is_made_again(
     run: Path, warnings: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The average, without the checkpoints before a damaged one, and the choice of the best."""
+    """An intact average stays; a new one leaves out the checkpoints up to a damaged one. The best
+    is chosen again, too.
+    """
     monkeypatch.setattr("mtrain.runs.history.MIN_BLEU", 0.0)  # the last step is best by NLL
     settings = ["train.keep_checkpoints=6", "train.average_last=3"]
     start(run, *settings)
@@ -554,6 +556,12 @@ def test_a_damaged_average_is_made_again(
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
 
     flip(run / "checkpoints" / "step-00000016" / "manifest.json")
+    start(run, *settings)
+    assert "only later checkpoints are averaged" not in warnings()
+    after = checkpoint.load(average).weights
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert best_of(run)["average"]["of"] == ["step-00000016", "step-00000020", "step-00000024"]
+    flip(average / "model.safetensors")
     start(run, *settings)
     assert "step-00000016: damaged or missing; only later checkpoints are averaged" in warnings()
     assert best_of(run)["average"]["of"] == ["step-00000020", "step-00000024"]
