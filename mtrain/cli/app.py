@@ -27,6 +27,7 @@ from mtrain.runtime.errors import (
     StoppedError,
     UserError,
     as_user_error,
+    lack_of_threads,
     printable,
 )
 
@@ -113,10 +114,12 @@ def main() -> None:
         text = f"{error.object}: file names of this locale are {error.encoding}; set PYTHONUTF8=1"
         log.logger.error("%s", printable(text))
         sys.exit(EXIT_FAILED)
-    except (UserError, OSError, MemoryError) as error:
+    except (UserError, OSError, MemoryError, RuntimeError) as error:
+        shown = lack_of_threads(error) if isinstance(error, RuntimeError) else as_user_error(error)
+        if shown is None:
+            raise
         if log.logger.isEnabledFor(logging.DEBUG):
             traceback.print_exc()
-        shown = as_user_error(error)
         if not shown.is_silent:
             level = logging.WARNING if isinstance(shown, StoppedError) else logging.ERROR
             log.logger.log(level, "%s", shown)

@@ -15,7 +15,7 @@ import sentencepiece
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import UserError, lack_of_threads
 from mtrain.runtime.log import warn_of_counts
 
 # A vocabulary is trained on a sample of at most this many sentences, which bounds memory.
@@ -276,10 +276,10 @@ def _train(
             minloglevel=2,
             **options,
         )
-    except RuntimeError:
+    except RuntimeError as error:
         if failure is not None and not isinstance(failure, GeneratorExit):
             raise failure from None
-        raise
+        raise lack_of_threads(error) or error from None
     return model.getvalue()
 
 

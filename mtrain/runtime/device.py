@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import RefusedError, UserError, lack_of_threads
 
 # Parts of the messages of torch, oneDNN and the operating system when a CPU has too little memory:
 # these errors have no type that tells them from others.
@@ -152,10 +152,14 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 @contextmanager
 def out_of_memory_as(message: str) -> Iterator[None]:
-    """Turn an out-of-memory error of the device or the machine into a `UserError`."""
+    """Turn an out-of-memory error of the device or the machine, or a lack of threads, into a
+    `UserError`.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and (lack := lack_of_threads(error)):
+            raise lack from None
         has_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not has_type and not any(words in str(error) for words in OUT_OF_MEMORY):
             raise

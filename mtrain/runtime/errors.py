@@ -1,6 +1,8 @@
 """The errors that users see: a message without a traceback, and a fixed exit code."""
 
 import copyreg
+import errno
+import os
 from typing import Any
 
 EXIT_OK = 0
@@ -11,6 +13,10 @@ EXIT_HUNG_UP = 129
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
+
+# Messages of Python and of C++ libraries if the system refuses a thread; these errors have no type
+# that tells them from others.
+NO_THREAD = ("can't start new thread", os.strerror(errno.EAGAIN))
 
 # The no-break spaces of French, and the space of Chinese and Japanese.
 SPACES = "\u00a0\u202f\u3000"
@@ -76,6 +82,16 @@ def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
     if isinstance(error, MemoryError):
         return UserError("out of memory")
     return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
+
+
+def lack_of_threads(error: RuntimeError) -> UserError | None:
+    """Return the error to show if the system refused to start a thread, else None."""
+    if str(error) not in NO_THREAD:
+        return None
+    return UserError(
+        "cannot start another thread; raise the limit on processes and threads (ulimit -u), or "
+        "free memory"
+    )
 
 
 class RefusedError(UserError):

@@ -43,6 +43,7 @@ from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.console import RED, paint
+from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
@@ -576,6 +577,19 @@ def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> N
     assert done.returncode in (1, 2)
     assert b"file names of this locale are ascii; set PYTHONUTF8=1" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_a_thread_that_cannot_start_ends_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError(NO_THREAD[0])
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert run_here(monkeypatch, "translate") == EXIT_FAILED
+    err = capsys.readouterr().err
+    assert "error: cannot start another thread; raise the limit" in err
+    assert "Traceback" not in err
 
 
 def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:

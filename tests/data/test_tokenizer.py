@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +114,15 @@ def test_a_vocabulary_too_small_names_the_least_that_works(model_type: str) -> N
         train(least - 1, model_type=model_type)
     assert train(least, model_type=model_type).vocab_size == least
     assert "src/" not in str(e.value)  # for people, not for SentencePiece's developers
+
+
+def test_a_lack_of_threads_is_not_taken_for_a_wrong_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError(os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(sentencepiece.SentencePieceTrainer, "train", fail)
+    with pytest.raises(UserError, match="cannot start another thread"):
+        train(300)
 
 
 @MODEL_TYPES

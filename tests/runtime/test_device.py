@@ -24,7 +24,7 @@ from mtrain.runtime.device import (
     pick_device,
     record_graph,
 )
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import NO_THREAD, RefusedError, UserError
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,13 @@ def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> N
     with expected as caught, out_of_memory_as("no memory for this"):
         raise error
     assert str(caught.value) == ("no memory for this" if is_lack else str(error))
+
+
+@pytest.mark.parametrize("text", NO_THREAD)
+def test_a_lack_of_threads_is_not_one_of_memory(text: str) -> None:
+    expected = pytest.raises(UserError, match=r"cannot start another thread; .*ulimit -u")
+    with expected, out_of_memory_as("no memory for this"):
+        raise RuntimeError(text)
 
 
 def test_a_gpu_that_torch_cannot_compile_for_is_found_by_its_number(
