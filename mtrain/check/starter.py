@@ -127,11 +127,12 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     """
     _check_names(request)
     manifest.check_new(request.output)
-    # unchecked: `parse_config` refuses names that no config can contain
-    corpus = TextCorpus.model_construct(src=str(request.src), tgt=str(request.tgt))
+    corpus = _corpus_of(request.src, request.tgt)
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs, held = scan(corpus, reading).pairs, 0
     request = with_found_sets(request)
+    for sides in filter(None, (request.valid, *request.tests.values())):  # readable, equally long
+        scan(_corpus_of(*sides), Reading(invalid_utf8="drop", check=stop.check))
     parts = [] if request.valid else _split_files(request)
     outputs = [*parts, request.output]
     for path in outputs:
@@ -165,6 +166,11 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
     logger.info("      mtrain train %s", shlex.quote(str(request.output)))
     return {"pairs": size.pairs, "held_out": held, "tests": list(request.tests)}
+
+
+def _corpus_of(src: Path, tgt: Path) -> TextCorpus:
+    """Return a corpus, unchecked: `parse_config` refuses names that no config can contain."""
+    return TextCorpus.model_construct(src=str(src), tgt=str(tgt))
 
 
 def _count_to_hold_out(request: Request, pairs: int) -> int:

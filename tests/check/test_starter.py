@@ -227,7 +227,7 @@ def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path], taken
 SOURCE, TARGET, OUTPUT = Path("text.en"), Path("text.de.gz"), Path("m.yaml")
 ODD = Path(os.fsdecode(b"x\xff.yaml"))
 REFUSED = [
-    (Request(ODD, TARGET, OUTPUT, "en", "de", (SOURCE, TARGET), 0), "as a unicode string"),
+    (Request(ODD, TARGET, OUTPUT, "en", "de", (TARGET, TARGET), 0), "as a unicode string"),
     (Request(SOURCE, TARGET, ODD, "en", "de", (SOURCE, TARGET), 0), "as a unicode string"),
     (Request(SOURCE, TARGET, OUTPUT, "en", "de", None, 61), "more than a tenth of the 600 pairs"),
     (Request(SOURCE, SOURCE, OUTPUT, "en", "de", None, 50), "is both sides"),
@@ -408,6 +408,19 @@ def test_a_letter_of_a_script_without_spaces_is_no_word(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"t.{code}", ["ภาษาไทย" * 4] * 20) for code in ("en", "th")]
     found = starter._measure(TextCorpus(src=str(paths[0]), tgt=str(paths[1])), 20, Reading())
     assert found.tokens == pytest.approx(2 * 28 * 0.3)
+
+
+def test_sets_that_training_cannot_use_are_refused(files: tuple[Path, Path]) -> None:
+    folder = files[0].parent
+    output, short = folder / "new.yaml", write(folder / "valid.de", ["a"])
+    missing = replace(request(files, output, 0), valid=(folder / "none.en", short))
+    with pytest.raises(UserError, match=r"none\.en: cannot read"):
+        write_config(missing, Stop(), has_gpu=False)
+    write(folder / "test.en", ["a", "b"])
+    write(folder / "test.de.gz", ["a"])
+    with pytest.raises(UserError, match=r"test\.en has 2 lines but .*test\.de\.gz has 1"):
+        write_config(request(files, output), Stop(), has_gpu=False)
+    assert not output.exists()
 
 
 def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path, Path]) -> None:
