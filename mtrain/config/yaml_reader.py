@@ -21,6 +21,7 @@ from mtrain.runtime.errors import RefusedError
 MAX_NODES, MAX_DEPTH = 20_000, 20
 MAX_SIZE = 1_000_000  # characters
 
+_SYNTAX = "check indentation (no tabs), spaces after colons, quotes and brackets up to here"
 _UTF16_STARTS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
@@ -149,6 +150,10 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
         line, reason = mark.line if mark else 0, error.problem or error.context
         if str(reason).startswith("but "):  # the second half of a sentence
             reason = f"{error.context} {reason}"
+        elif error.context_mark and error.context_mark.line < line:
+            reason = f"{reason} ({error.context} that begins in line {error.context_mark.line + 1})"
+        if not isinstance(error, yaml.composer.ComposerError):  # aliases, a second document
+            reason = f"{reason}; {_SYNTAX}"
     except yaml.reader.ReaderError as error:
         line, reason = text[: error.position].count("\n"), "a control character"
     except RecursionError:
