@@ -29,6 +29,7 @@ from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
+GROUPED_DIGITS = re.compile(r"[1-9]\d{0,2}([.,]\d{3})+")  # as in 100.000 or 100,000
 SPACED = "{!r} contains white space, which a piece cannot"  # of a tag or symbol
 # Keys that were removed, with the value that had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
@@ -328,6 +329,9 @@ def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
 
 def _number_advice(error: Any, raw: str | None) -> str:
     """Return how to write the number that is meant, if a number is expected; else an empty text."""
+    written = raw or str(error["input"])
+    if error["type"] == "int_type" and GROUPED_DIGITS.fullmatch(written):
+        return f"; write {re.sub('[.,]', '', written)}, if these are thousands"
     with suppress(ValueError):
         if error["type"] in ("int_type", "float_type") and isinstance(error["input"], str | float):
             number = float(error["input"])

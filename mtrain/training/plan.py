@@ -24,7 +24,7 @@ from mtrain.runtime.console import format_bytes
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.workers import map_tasks
+from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
 from mtrain.training.gradients import Blocks, max_sums
 from mtrain.training.learner import Learner, MachineSettings
@@ -45,7 +45,7 @@ class Forecast:
 
     numbers: dict[str, Any]  # for programs; sizes in bytes, times in seconds
     lines: list[str]  # for people
-    disk_warning: str | None
+    machine_warnings: list[str]
     seconds: float | None  # of all steps: a rough estimate until `add_time` measures it
 
     def warnings(self, train: TrainConfig) -> Iterator[str]:
@@ -68,8 +68,7 @@ class Forecast:
         if days > MAX_DAYS:
             advice = "on this machine; choose a smaller model, fewer steps or a GPU"
             yield f"{plan} of this model take about {days:,.0f} days {advice}"
-        if self.disk_warning:
-            yield self.disk_warning
+        yield from self.machine_warnings
 
     def add_time(self, config: Config, blocks: Blocks, lengths: Lengths | None, steps: int) -> None:
         """Add the time that `steps` take, measured on a micro-batch of pairs with these lengths,
@@ -182,7 +181,8 @@ def describe_run(
     ]
     work = 6.0 * parameters * per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
-    return Forecast(numbers, lines, disk_warning(new_bytes, Path(config.run_dir)), seconds)
+    found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
+    return Forecast(numbers, lines, list(filter(None, found)), seconds)
 
 
 def _epochs(count: float) -> str:
@@ -194,6 +194,18 @@ def _settings_of(machine: MachineSettings) -> str:
     text = f"{machine.device}, {machine.precision}, threads: {machine.threads}"
     text += ", compiled" if machine.compile else ""
     return text + (", packed" if machine.packing else "")
+
+
+def _thread_warning(machine: MachineSettings, ranks: Ranks) -> str | None:
+    """Return a warning if the threads of all ranks on a CPU must share cores."""
+    cores, used = available_threads(), machine.threads * ranks.local_size
+    if machine.device != "cpu" or used <= cores:
+        return None
+    fewer = max(1, cores // ranks.local_size)
+    return (
+        f"train.threads: {used:,} are more than the cores that may be used ({cores}), which is "
+        f"slow; use a machine with more cores, or train.threads: {fewer} in a new run"
+    )
 
 
 def _num_moments(model: Transformer, train: TrainConfig) -> int:

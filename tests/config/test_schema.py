@@ -349,6 +349,8 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path, content: bytes, me
         ("0100", "got '0100'; write 100 (optimizer"),
         ("1e3", "got 1e3; write 1000 (optimizer"),
         ("5.5", "got 5.5 (optimizer"),
+        ("100.000", "got 100.000; write 100000, if these are thousands (optimizer"),
+        ("1,250,000", "got '1,250,000'; write 1250000, if these are thousands (optimizer"),
         ("nan", "got 'nan' (optimizer"),
         ("many", "got 'many' (optimizer"),
     ],

@@ -163,6 +163,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
         ({"peak_lr": 1.0}, "train.peak_lr: a learning rate of 1 at its peak is too high"),
         ({"peak_lr": None}, "train.lr_factor: a learning rate of 0.12 at its peak is too high"),
         ({"warmup_steps": 40, "max_steps": 40}, "train.warmup_steps: 40 is not below .* rises to"),
+        ({"threads": 4096}, r"train.threads: 4,096 are more than the cores .* \(\d+\), which is"),
     ],
 )
 def test_likely_mistakes_are_warned_of(
