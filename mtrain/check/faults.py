@@ -68,6 +68,10 @@ _MOJIBAKE = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTE_O
 _WINDOWS_1251 = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
+# Encodings of other scripts in which UTF-8 may be read without errors, such as "鏂囦欢" for "文件";
+# characters of a text that are looked at, and different ones that its bytes are as UTF-8.
+_LEGACY_ENCODINGS = ["gbk", "cp932", "koi8_u", "iso8859_5", "cp1253", "cp1255", "cp1256"]
+MAX_READ, MIN_DIFFERENT = 100, 4
 # A question mark between letters of a word, but not one that ends a sentence.
 _IN_WORD = regex.compile(r"\p{L}\?+\p{Ll}|\p{Lu}\?+\p{Lu}")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
@@ -307,7 +311,30 @@ def _find_mojibake(text: str, words: str) -> int | None:
     """
     runs = (match.start() for match in _MOJIBAKE.finditer(text) if _is_mojibake(match))
     positions = [next(runs, None), _find(_WINDOWS_1251, text), _find(_SIGN_IN_WORD, words)]
-    return min((position for position in positions if position is not None), default=None)
+    found = min((position for position in positions if position is not None), default=None)
+    return _find_misread_utf8(text) if found is None else found
+
+
+def _find_misread_utf8(text: str) -> int | None:
+    """Find the first character that is not ASCII, if nearly all of them are UTF-8 that was read in
+    an encoding of another script.
+    """
+    odd = "".join(char for char in text if "\x7f" < char != "\ufffd")[:MAX_READ]
+    if len(odd) < MIN_DIFFERENT:
+        return None
+    for encoding in _LEGACY_ENCODINGS:
+        try:
+            data = odd.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        decoded = re.sub("[\0-\x7f]", "", data.decode("utf-8", "ignore"))
+        utf8 = decoded.encode()
+        is_nearly_all = 5 * len(utf8) >= 4 * len(data) and data[:2] == utf8[:2]
+        # sound text may be UTF-8 by chance, but hardly in one block of Unicode, or beyond U+2000
+        blocks = {ord(char) >> 8 for char in decoded if char < "\u2000"}
+        if is_nearly_all and len(set(decoded)) >= MIN_DIFFERENT and len(blocks) <= 1:
+            return text.index(odd[0])
+    return None
 
 
 def _is_mojibake(match: "re.Match[str]") -> bool:

@@ -151,6 +151,15 @@ def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
     assert (report["errors"], report["warnings"], report["notes"]) == (0, 1, 0)
 
 
+# Words whose UTF-8 was read in an encoding of another script.
+MISREAD = {
+    "gbk": "保存文件，请稍等",
+    "cp932": "ファイルを開く",
+    "koi8_u": "Київ і Одеса",
+    "cp1253": "Πρώτη σελίδα",
+    "cp1255": "תודה רבה",
+    "cp1256": "سلام عليكم",
+}
 # What is put into the middle of a line, by the kind of finding.
 ODD_TEXT = {
     "control": ["\0", "\r", "\u2028", "\x85", "\f", "\x07"],
@@ -163,6 +172,7 @@ ODD_TEXT = {
         "日本".encode().decode("cp1252"),
         "ðŸ˜‚",
         *(" fⁿr ", " M‰nner ", " by³o ", " gr▀ße "),
+        *(f" {text.encode().decode(code, 'ignore')} " for code, text in MISREAD.items()),
     ],
     "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
@@ -206,6 +216,7 @@ HONEST = [
     "👩‍🔧",
     "❤️‍🔥 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
     "中国 １２ ＡＢ",
+    *("未知状态", "网格大小：", "ㅠㅠㅠㅠㅠ", "указатель-дерева", "μπλοκ"),
     "\ufdf2 \ufdfa \ufd3e1\ufd3f, \ufb1d\ufb2a",  # words, brackets, letters with points
     "\u0958\u0940\u092e\u0924, ẹ̀kọ́, 2 \u212b",  # which NFC makes longer, or no shorter
 ]
