@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "accents": (WARNING, "accents lost"),
     "spacing": (WARNING, "words run together, or letters apart"),
     "loop": (WARNING, "a word or phrase again and again"),
-    "cut": (WARNING, "texts cut off at a length"),
+    "cut": (WARNING, "texts cut off"),
     "markup": (WARNING, "HTML tags or entities"),
     "subwords": (WARNING, "subword marks, such as @@"),
     "decomposed": (WARNING, "letters and accents as separate characters (not in NFC)"),

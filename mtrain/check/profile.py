@@ -1,5 +1,6 @@
 """Learn from a sample what is normal on the two sides of a corpus: scripts, words, lengths."""
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
@@ -7,10 +8,11 @@ from itertools import groupby, product
 from operator import attrgetter
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from mtrain.check.associations import UNRELATED_SHIFT, Associations
-from mtrain.check.chunks import Chunk
+from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.accents import lost_accents
@@ -37,6 +39,11 @@ NO_WORDS = "hardly any words of the sides match: are they aligned line for line?
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
 MIN_LOST_ACCENTS = 0.01  # fraction of texts
+# Texts without the period, or such, of the other side: minimal number and fraction, words of the
+# other side, and how far the logarithm of the ratio of lengths is below that of other texts.
+MIN_UNFINISHED, MIN_UNFINISHED_FRACTION, MIN_SENTENCE, MIN_LOSS = 20, 0.05, 5, 0.4
+_PERIOD = regex.compile(r"[\p{Sentence_Terminal}…][\p{P}\s]*$")
+_WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
 # Minimal number of texts of the greatest length, and minimal multiple of the number of texts of
 # each of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
@@ -224,7 +231,7 @@ class Profile:
 
 def report_whole(rows: Chunk, data: DataConfig) -> None:
     """Report faults of a whole text: mix-ups, except for those that are found text by text; texts
-    without their accents; texts cut off at a length.
+    without their accents; texts cut off.
     """
     languages = rows.findings.languages
     for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts):
@@ -240,6 +247,37 @@ def report_whole(rows: Chunk, data: DataConfig) -> None:
                 text = f"{cut:,} of the {name} have {lengths.max():,} {unit}, and none has more"
                 rows.findings.add_message("cut", text)
                 break
+        else:
+            if text := _unfinished(rows, side):
+                rows.findings.add_message("cut", text)
+
+
+def _unfinished(rows: Chunk, side: int) -> str:
+    """Return a message if texts of a side end in a word, though the other side ends in a period or
+    such, and are far shorter than the texts that end as the other side does; else an empty text.
+    """
+    finished = [
+        row
+        for row in np.flatnonzero(rows.words[1 - side].counts >= MIN_SENTENCE).tolist()
+        if _PERIOD.search(rows.texts[1 - side][row][-CONTEXT:])
+    ]
+    texts = [rows.texts[side][row][-CONTEXT:] for row in finished]
+    is_cut = np.array([_WORD_END.search(text) is not None for text in texts], bool)
+    enough = max(MIN_UNFINISHED, MIN_UNFINISHED_FRACTION * len(finished))
+    if min(is_cut.sum(), (~is_cut).sum()) < enough:
+        return ""
+    logs = np.log1p(rows.lengths[finished])
+    ratios = logs[:, side] - logs[:, 1 - side]
+    loss = float(np.median(ratios[~is_cut]) - np.median(ratios[is_cut]))
+    if loss < MIN_LOSS:
+        return ""
+    shortest = finished[int(np.where(is_cut, ratios, np.inf).argmin())]
+    name, other = ("source", "target")[side], ("source", "target")[1 - side]
+    return (
+        f"about {is_cut.mean():.0%} of the {name}s end within a sentence that the {other} ends, "
+        f"and are {1 - math.exp(-loss):.0%} shorter for their {other}s than the rest, such as "
+        f"{rows.findings.name_row(rows.numbers[shortest], side)}"
+    )
 
 
 def _lengths(texts: Collection[str]) -> dict[str, NDArray[np.int64]]:

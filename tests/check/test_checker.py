@@ -338,6 +338,27 @@ def test_texts_cut_off_at_a_length_are_found(folder: Folder, unit: str) -> None:
     )
 
 
+@pytest.mark.parametrize(("fraction", "kept"), [(0.1, 0.5), (0.6, 0.6), (0.3, 1.0)])
+def test_texts_cut_off_within_sentences_are_found(
+    folder: Folder, fraction: float, kept: float
+) -> None:
+    """Texts that lost only their periods are whole."""
+    lines, draw = folder.bytes["train.xb"], random.Random(9)
+    folder.bytes["train.xa"] = [line + b"." for line in folder.bytes["train.xa"]]
+    for row, line in enumerate(lines):
+        is_cut = draw.random() < fraction
+        lines[row] = line[: int(kept * len(line))].strip() if is_cut else line + b"."
+    messages = [
+        each["examples"][0]["text"] for _, kind, each in found(folder.look()) if kind == "cut"
+    ]
+    assert len(messages) == (kept < 1)
+    for text in messages:
+        assert abs(float(text.split("%")[0].removeprefix("about ")) - 100 * fraction) <= 3
+        assert "targets end within a sentence that the source ends" in text
+        row = int(text.rsplit(":", 1)[1]) - 1
+        assert not lines[row].endswith(b".")
+
+
 def test_letters_that_became_question_marks_are_found(folder: Folder) -> None:
     src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
     for row, text in enumerate((b"sch?n", b"GR??E", b"?" * 4 + b" a" + b" ?" * 200)):
