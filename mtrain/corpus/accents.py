@@ -1,4 +1,4 @@
-"""Find texts that lost their accents, such as "fur" or "fuer" for German "für".
+"""Find texts that lost their accents, such as "fur", "fuer" or "fr" for German "für".
 
 In sound text, hardly any word with an accent also occurs without it. If a fraction of the texts
 lost its accents, this fraction of each word did.
@@ -6,7 +6,7 @@ lost its accents, this fraction of each word did.
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from mtrain.config.languages import FREQUENT, language_code
@@ -31,11 +31,17 @@ def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
     sample = texts[:: max(1, len(texts) // SAMPLE)]
     counts = Counter(word for text in sample for word in words_of(text))
     known = {word for word in FREQUENT.get(language_code(language), set()) if len(word) > 2}
+    results = [_lost(counts, known, spell) for spell in (_without_accents, _in_digraphs, _dropped)]
+    return max(results)
+
+
+def _lost(counts: Counter[str], known: set[str], spell: Callable[[str], str]) -> tuple[float, str]:
+    """Estimate the fraction of texts whose words are spelled in this way; add an example."""
     found = []
     for word in known | {word for word, count in counts.items() if count >= MIN_COUNT}:
-        plain = max(_plain_forms(word), key=counts.__getitem__, default="")
+        plain = "" if word.isascii() else spell(word)
         total = counts[word] + counts[plain]
-        if plain and plain not in known and total >= MIN_COUNT:
+        if len(plain) > 1 and plain.isascii() and plain not in known and total >= MIN_COUNT:
             found.append((total, counts[plain] / total, f"{plain} for {word}"))
     found = sorted(found, reverse=True)[:MAX_WORDS]
     fractions = [fraction for _, fraction, _ in found]
@@ -44,10 +50,17 @@ def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
     return (median(fractions), next(examples, "")) if is_enough else (0.0, "")
 
 
-def _plain_forms(word: str) -> set[str]:
-    """Return the spellings of a word in ASCII; none if it has no accents or other letters."""
-    if word.isascii():
-        return set()
+def _without_accents(word: str) -> str:
+    """Return a word without its accents."""
     letters = unicodedata.normalize("NFD", word.translate(_LETTERS))
-    without = "".join(char for char in letters if not unicodedata.combining(char))
-    return {form for form in (without, word.translate(_DIGRAPHS)) if form.isascii()}
+    return "".join(char for char in letters if not unicodedata.combining(char))
+
+
+def _in_digraphs(word: str) -> str:
+    """Return a word with two letters for each accented one, as in German and Danish."""
+    return word.translate(_DIGRAPHS)
+
+
+def _dropped(word: str) -> str:
+    """Return a word without the letters that are not ASCII."""
+    return "".join(filter(str.isascii, word))
