@@ -28,6 +28,7 @@ MIN_LOST = 5  # question marks, more than half of a text, that stand for letters
 MIN_HELD = 5  # words of a side that the other side also has
 MIN_RUN = 50  # letters that are no single word
 MAX_PERIOD, MIN_REPEATS = 4, 5  # words of a repeated phrase, and its repetitions
+MIN_DOUBLED = 4  # words of a text that occurs twice
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags: normal in emoji and in scripts that join letters or
@@ -146,7 +147,7 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
     """
     is_both = np.zeros(len(chunk), bool)
     has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]
-    is_loop = [_repeats(words) for words in chunk.words]
+    is_loop = [_repeats(words) | _are_doubled(words) for words in chunk.words]
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
         holds = np.zeros(len(chunk), bool)
@@ -178,6 +179,18 @@ def _repeats(words: Words) -> Mask:
         counts = np.bincount(lines[is_same], minlength=len(words))
         result |= (counts >= MIN_REPEATS * distance) & (2 * counts > words.counts)
     return result
+
+
+def _are_doubled(words: Words) -> Mask:
+    """Whether the second half of the words of each line is the same as the first half."""
+    halves = words.counts // 2
+    positions = np.arange(len(words.hashes)) - words.starts[words.lines]
+    first = np.flatnonzero(positions < halves[words.lines])
+    second = first + (words.counts - halves)[words.lines[first]]
+    is_same = words.hashes[first] == words.hashes[second]
+    counts = np.bincount(words.lines[first[is_same]], minlength=len(words))
+    is_doubled: Mask = (counts == halves) & (halves >= MIN_DOUBLED) & (words.counts % 2 == 0)
+    return is_doubled
 
 
 def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:

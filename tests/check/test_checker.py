@@ -276,6 +276,19 @@ def test_one_odd_pair_is_named(folder: Folder) -> None:
     assert report["errors"] == 0
 
 
+@pytest.mark.parametrize("joint", ["", " "])
+def test_a_text_that_occurs_twice_in_its_line_is_named(tmp_path: Path, joint: str) -> None:
+    made = (HAN, "") if joint == "" else (RIGHT, " ")
+    sets = {name: corpus(300, seed, *made) for seed, name in enumerate(("train", "valid", "test"))}
+    folder = Folder(tmp_path, sets)
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    tgt[100] += joint.encode() + tgt[100]
+    tgt[110] = b"qua qua qua"  # few words
+    for side in (src, tgt):
+        side[120] += b" " + side[120]  # on both sides, thus intended
+    assert places(folder.look(), "loop") == [("train.xb", 101)]
+
+
 FRENCH = [
     "les mots que {} est dans le {}",
     "un {} avec une {} pour des {}",
