@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "repeated": (WARNING, "one text with many different translations"),
     "quoted": (WARNING, "nearly all texts in double quotes"),
     "numbered": (WARNING, "nearly all texts begin with a number"),
+    "tokenized": (WARNING, "spaces before commas or periods on one side"),
     "swapped": (WARNING, "pairs with source and target swapped"),
     "other_language": (WARNING, "in the other side's language"),
     "third_language": (WARNING, "in a third language"),

@@ -8,8 +8,9 @@
 4. quotes      nearly all texts of a side are in double quotes
 5. numbers     nearly all texts of one side begin with a number
 6. subwords    many texts of a side are split into the pieces of another program
-7. style       only the training text, or only a scored set, is tokenized or lower-cased
-8. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
+7. spaces      texts of one side have spaces before commas or periods
+8. style       only the training text, or only a scored set, is tokenized or lower-cased
+9. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
 
@@ -37,9 +38,10 @@ MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may have q
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 _NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
 MAX_SHOWN_LENGTH = 60  # characters
+_SPACE_BEFORE_MARK = re.compile(r"\w [,.](?!\S)")
 # What most texts of a language have, or nearly none.
 STYLES: dict[str, Callable[[str], object]] = {
-    "spaces before commas or periods": re.compile(r"\w [,.](?!\S)").search,
+    "spaces before commas or periods": _SPACE_BEFORE_MARK.search,
     "capital letters": lambda text: text != text.lower(),
 }
 COMMON, RARE = 0.5, 0.05  # fractions of the texts
@@ -157,6 +159,7 @@ def mix_ups_of(
         "quoted": _quoted_sides,
         "numbered": _numbered_sides,
         "subwords": _split_sides,
+        "tokenized": _tokenized_sides,
     }
     for kind, find in finders.items():
         for text in find(sources, targets):
@@ -251,6 +254,23 @@ def _split_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str
             yield (
                 f"{count / len(texts):.0%} of the {name} have subword marks (@@, ▁), which will be "
                 "part of the text; join the pieces first, as mtrain makes its own"
+            )
+
+
+def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
+    """Yield a message if texts of one side have spaces before commas or periods, as a tokenizer
+    leaves them.
+    """
+    has_spaces = [
+        [_SPACE_BEFORE_MARK.search(text) is not None for text in texts]
+        for texts in (sources, targets)
+    ]
+    for own, other, name in zip(has_spaces, has_spaces[::-1], ("source", "target"), strict=True):
+        count = sum(here and not there for here, there in zip(own, other, strict=True))
+        if count >= max(MIN_TEXTS, RARE * len(own)):
+            yield (
+                f"{count / len(own):.0%} of the {name}s have spaces before commas or periods, but "
+                "the texts of the other side do not; tokenize neither side, or both"
             )
 
 

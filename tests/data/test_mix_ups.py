@@ -298,6 +298,27 @@ def tokenized(text: str) -> str:
 
 
 @pytest.mark.parametrize(
+    ("sides", "count", "is_found"),
+    [("source", 20, True), ("target", 60, True), ("target", 19, False), ("both", 300, False)],
+)
+def test_a_side_that_is_tokenized_in_part_is_warned_of(
+    tiny_config: TinyConfig, write: Any, caplog: Any, sides: str, count: int, is_found: bool
+) -> None:
+    pairs = [
+        (
+            tokenized(src) if sides != "target" and row < count else src,
+            tokenized(tgt) if sides != "source" and row < count else tgt,
+        )
+        for row, (src, tgt) in enumerate((f"yes, {src}", f"ja, {tgt}") for src, tgt in PAIRS)
+    ]
+    path = tiny_config(**{"data.train": [write("t", pairs)]})
+    assert refusal(load_config(path)) == ""
+    expected = f"data.train.0: {count / 300:.0%} of the {sides}s have spaces before commas"
+    assert (expected in caplog.text) == is_found
+    assert is_found or "the other side do not" not in caplog.text
+
+
+@pytest.mark.parametrize(
     ("in_train", "in_valid", "expected"),
     [
         ((str, str), (str, str), []),
