@@ -50,6 +50,11 @@ def test_words_that_are_usual_on_a_side_are_its_own() -> None:
     assert ThirdLanguage([*ENGLISH, *[words] * 30], "en", "de").language_of(words) == ""
 
 
+def test_short_english_texts_are_in_no_other_language() -> None:
+    """The article is in them, and the only frequent word that they have."""
+    assert other_language(["A red car", "a small house", "A dog, a cat"] * 100, "en") == ""
+
+
 def test_all_codes_of_frequent_words_are_languages_with_names() -> None:
     assert set(FREQUENT) <= set(NAMES)
     assert all(len(words) > 20 for words in FREQUENT.values())
