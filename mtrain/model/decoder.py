@@ -187,7 +187,8 @@ def _enlarged(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
     hide.
     """
     larger = past.new_empty(*past.shape[:4], positions, slots, past.shape[6])
-    larger[..., :time, :, :] = F.pad(past[..., :time, :, :], (0, 0, 0, slots - past.shape[5]))
+    larger[..., :time, : past.shape[5], :] = past[..., :time, :, :]
+    larger[..., :time, past.shape[5] :, :] = 0.0
     larger[..., time : math.ceil(VECTOR / slots), :, :] = 0.0
     return larger
 
