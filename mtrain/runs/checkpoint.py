@@ -263,6 +263,8 @@ def _lack_of_checkpoints(path: Path) -> str:
     """Return why a directory without checkpoints is refused, and what to do."""
     if (path / layout.LOCK).exists() or (path / TOKENIZER).exists():
         return NO_CHECKPOINT
+    if path.name == layout.CHECKPOINTS and path.is_dir():
+        return f"holds the checkpoints of a run; name one of them, or the run, {path.parent}"
     runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
     if runs:
         return f"is no run itself, but holds runs; name one: {join_names(map(str, runs))}"

@@ -360,6 +360,7 @@ MISTAKES = [
     ("translate -m {run} -i {src} bavo", 2, ["give either sentences or -i/--input FILE"]),
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
     ("translate -m {tmp}", 1, ["is no run itself, but holds runs; name one", "/broken"]),
+    ("translate -m {run}/checkpoints", 1, ["name one of them, or the run, ", "/run"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
     # decoding
