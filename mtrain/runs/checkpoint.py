@@ -117,6 +117,9 @@ def load(path: Path) -> Snapshot:
 def load_trainer(path: Path) -> TrainerState:
     """Verify and read the `trainer/` directory of a checkpoint; raises `DamagedError`."""
     inner = path / layout.TRAINER
+    if path.is_dir() and not inner.exists():
+        text = "no such directory: mtrain keeps the trainer's state of the newest checkpoints only"
+        raise manifest.DamagedError(f"{inner}: {text}")
     manifest.verify(inner, layout.OPTIMIZER, layout.STATE)
     try:
         loop = read_json_file(inner / layout.STATE, Loop)

@@ -233,6 +233,13 @@ def test_two_checkpoints_can_be_resumed_from_after_any_number_of_stops(tmp_path:
     assert all((path / "trainer").is_dir() for path in layout.steps(tmp_path))
 
 
+def test_a_checkpoint_whose_trainer_s_state_is_gone(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    shutil.rmtree(path / layout.TRAINER)
+    with pytest.raises(DamagedError, match="keeps the trainer's state of the newest checkpoints"):
+        checkpoint.load_trainer(path)
+
+
 def test_damaged_checkpoints_are_removed_when_intact_ones_of_their_age_are(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         path = save(tmp_path, step)
