@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "unrelated": (WARNING, "sides that seem unrelated"),
     "misfit": (WARNING, "pairs that do not look like translations"),
     "repeated": (WARNING, "one text with many different translations"),
-    "quoted": (WARNING, "nearly all texts in double quotes"),
+    "quoted": (WARNING, "texts in double quotes, as in a table"),
     "numbered": (WARNING, "nearly all texts begin with a number"),
     "tokenized": (WARNING, "spaces before commas or periods on one side"),
     "swapped": (WARNING, "pairs with source and target swapped"),

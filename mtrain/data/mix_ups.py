@@ -5,7 +5,7 @@
 2. swap        in most or some pairs, the source looks like the target language and vice versa
 3. repetition  the same pair again and again; many different sources have the same target, or the
                other way round
-4. quotes      nearly all texts of a side are in double quotes
+4. quotes      texts of a side are in double quotes, as in a table
 5. numbers     nearly all texts of one side begin with a number
 6. subwords    many texts of a side are split into the pieces of another program
 7. spaces      texts of one side have spaces before commas or periods
@@ -35,6 +35,7 @@ MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may have quotes or numbers
+MIN_CELLS = 5  # texts in double quotes that hold doubled ones
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 _NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
 MAX_SHOWN_LENGTH = 60  # characters
@@ -218,17 +219,44 @@ def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str
 
 
 def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Yield a message if nearly all texts of a side are in double quotes, as in an exported table
-    whose cells are quoted.
+    """Yield a message if texts of a side are in double quotes as the cells of an exported table:
+    nearly all texts, or those that hold a comma or a quote.
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
-        stripped = map(str.strip, texts)
-        count = sum(len(text) > 1 and text[0] == text[-1] == '"' for text in stripped)
+        count = sum(map(_is_quoted, texts))
+        cells = [text for text in texts if _is_quoted(text) and _is_cell(text)]
+        share = f"{count / max(1, len(texts)):.0%} of the {name}"
         if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
-            yield (
-                f"{count / len(texts):.0%} of the {name} are in double quotes, which will be part "
-                "of the text; export it without quotes, or use JSON lines"
-            )
+            which = share
+        elif _hold_all(cells, texts, ",", MIN_TEXTS, count):
+            which = f"{share}, those that hold a comma,"
+        elif _hold_all([text for text in cells if '""' in text], texts, '"', MIN_CELLS, count):
+            which = f"{share}, those that hold a quote,"
+        else:
+            continue
+        yield (
+            f"{which} are in double quotes, which will be part of the text; export it without "
+            "quotes, or use JSON lines"
+        )
+
+
+def _is_quoted(text: str) -> bool:
+    stripped = text.strip()
+    return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
+
+
+def _is_cell(text: str) -> bool:
+    """Whether the quotes inside a text in double quotes are doubled, as in a cell of a table."""
+    return '"' not in text.strip()[1:-1].replace('""', "")
+
+
+def _hold_all(cells: list[str], texts: Sequence[str], mark: str, least: int, quoted: int) -> bool:
+    """Whether at least `least` cells hold a mark, and nearly all texts that hold it or are quoted
+    are among them.
+    """
+    holding = sum(mark in text for text in cells)
+    others = max(sum(mark in text for text in texts), quoted)
+    return holding >= max(least, MAX_QUOTED * others)
 
 
 def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:

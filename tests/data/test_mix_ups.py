@@ -275,6 +275,40 @@ def test_a_side_in_double_quotes_is_warned_of(
         assert f"warning: {key}: {text}\n" in shown
 
 
+CELL, BARE = '"{0}, and more"', "{0} and more"
+
+
+@pytest.mark.parametrize(
+    ("forms", "held"),
+    [
+        ([(CELL, 20), (BARE, 280)], "a comma"),
+        ([(CELL, 19), (BARE, 281)], None),
+        ([(CELL, 45), ("{0}, too", 5), (BARE, 250)], "a comma"),
+        ([(CELL, 45), ("{0}, too", 6), (BARE, 249)], None),
+        ([(CELL, 45), ('"{0}"', 6), (BARE, 249)], None),  # quotations
+        ([('"say ""{0}"" now"', 5), (BARE, 295)], "a quote"),
+        ([('"say ""{0}"" now"', 4), (BARE, 296)], None),
+        ([('"say ""{0}"" now"', 5), ('"{0}"', 1), (BARE, 294)], None),
+        ([('"say "{0}" now"', 5), (BARE, 295)], None),
+    ],
+)
+def test_cells_of_a_table_are_warned_of(
+    tiny_config: TinyConfig,
+    write: Any,
+    caplog: Any,
+    forms: list[tuple[str, int]],
+    held: str | None,
+) -> None:
+    """Programs quote only the cells that hold a separator or a quote, and double that one."""
+    chosen = [form for form, count in forms for _ in range(count)]
+    plain = [(src, tgt.replace(",", "")) for src, tgt in PAIRS]
+    pairs = [(src, form.format(tgt)) for form, (src, tgt) in zip(chosen, plain, strict=True)]
+    path = tiny_config(**{"data.train": [write("t", pairs)]})
+    assert refusal(load_config(path)) == ""
+    message = f"of the targets, those that hold {held}, are in double quotes"
+    assert (message in caplog.text, "double quotes" in caplog.text) == (bool(held), bool(held))
+
+
 @pytest.mark.parametrize(
     ("side", "form", "split"),
     [("src", "x@@ {}", 61), ("tgt", "▁{}", 61), ("tgt", "▁{}", 60), ("tgt", "{} @ mail", 300)],
