@@ -16,7 +16,11 @@ from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.accents import lost_accents
-from mtrain.corpus.language_identification import ThirdLanguage, other_language
+from mtrain.corpus.language_identification import (
+    ThirdLanguage,
+    lacks_frequent_words,
+    other_language,
+)
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of
 from mtrain.data.mix_ups import mix_ups_of
@@ -191,11 +195,10 @@ class Profile:
             rows = Chunk.join(corpus, list(group))
             self._find_unrelated(rows)
             report_whole(rows, data)
-            for side, name in enumerate(("source", "target")):
-                other = other_language(rows.texts[side], languages[side])
-                if other and not corpus.has("turned"):
-                    is_named = f"the language of the {name}s is given as {languages[side]}"
-                    corpus.add_message("language", f"{is_named}, but they look like {other}")
+            if not corpus.has("turned"):
+                for side in (0, 1):
+                    if text := _language_fault(rows, side, languages):
+                        corpus.add_message("language", text)
         first = self.sample[0].findings
         if any(part.findings.has("turned") for part in self.sample):
             return
@@ -227,6 +230,18 @@ class Profile:
             and self.associations.fraction_known(*rows.words) >= MIN_KNOWN
         ):
             rows.findings.add_message("unrelated", NO_WORDS)
+
+
+def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
+    """Return a message if the texts of a side are not in its language; else an empty text."""
+    texts, others = rows.texts[side], rows.texts[1 - side]
+    name, language = ("sources", "targets")[side], languages[side]
+    if found := other_language(texts, language):
+        return f"the language of the {name} is given as {language}, but they look like {found}"
+    if lacks_frequent_words(texts, others, language, languages[1 - side]):
+        advice = "were they read in a wrong encoding, or are they in another language?"
+        return f"the {name} have hardly any frequent words of {language}; {advice}"
+    return ""
 
 
 def report_whole(rows: Chunk, data: DataConfig) -> None:

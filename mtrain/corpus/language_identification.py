@@ -24,6 +24,9 @@ LONG = 6  # words of a text that would have a frequent word of its language
 MUCH_MORE = 3  # times as many frequent words of a language indicate it
 MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words of its language
 USUAL = 0.1  # fraction of a side's texts that have a word, from which the word is usual there
+# Texts that show whether a side lacks the frequent words of its language; the fraction of words
+# that are frequent on the other side, and how much of it is left here (sound text: at least 0.17).
+MIN_LACKING, MIN_SHARE, MAX_LEFT = 400, 0.05, 0.12
 MIN_WORDS = 3  # frequent words of a third language that indicate it
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -91,6 +94,26 @@ def other_language(texts: Sequence[str], language: str) -> str:
     evidence = _sides([[len(line & of_it), len(line & of_own)] for line in lines])
     count, against = int((evidence > 0).sum()), int((evidence < 0).sum())
     return best if count > max(MIN_WITH_WORDS * len(texts), MUCH_MORE * against) else ""
+
+
+def lacks_frequent_words(
+    texts: Sequence[str], others: Sequence[str], language: str, other: str
+) -> bool:
+    """Whether texts have hardly any frequent words of their language, though the other sides of
+    these pairs have those of theirs: they may have been read in a wrong encoding.
+    """
+    if len(texts) < MIN_LACKING or not _words(language) or not _words(other):
+        return False
+    step = max(1, len(texts) // SIDE_SAMPLE)
+    own = _share(texts[::step], _words(language))
+    usual = _share(others[::step], _words(other))
+    return usual >= MIN_SHARE and own < MAX_LEFT * usual
+
+
+def _share(texts: Sequence[str], frequent: set[str]) -> float:
+    """Return the fraction of the texts' words that are frequent, each counted once per text."""
+    lines = list(map(words_of, texts))
+    return sum(len(line & frequent) for line in lines) / max(1, sum(map(len, lines)))
 
 
 def swapped_fraction(

@@ -699,6 +699,14 @@ def test_a_side_in_another_language_of_its_script(
     assert (text in messages) == is_other
 
 
+def test_a_side_without_the_frequent_words_of_its_language(folder: Folder) -> None:
+    folder.data |= {"src_lang": "de", "tgt_lang": "ru"}
+    words, lines = sorted(FREQUENT["de"]), folder.bytes["train.xa"]
+    lines[:] = [line + b" " + words[n % 8].encode() for n, line in enumerate(lines)]
+    messages = json.dumps([finding["examples"] for _, _, finding in found(folder.look())])
+    assert "the targets have hardly any frequent words of ru; were they read in" in messages
+
+
 def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
     words = [sorted(FREQUENT["de"]), sorted(FREQUENT["en"])]
     for name, own in zip(("train.xa", "train.xb"), words, strict=True):

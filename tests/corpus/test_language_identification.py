@@ -8,7 +8,11 @@ import pytest
 
 from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.corpus.accents import lost_accents
-from mtrain.corpus.language_identification import ThirdLanguage, other_language
+from mtrain.corpus.language_identification import (
+    ThirdLanguage,
+    lacks_frequent_words,
+    other_language,
+)
 from mtrain.corpus.writing_systems import scripts_of
 
 ENGLISH = ["the dog is not with you", "you can have it for this", "they were at the house"] * 40
@@ -53,6 +57,18 @@ def test_words_that_are_usual_on_a_side_are_its_own() -> None:
 def test_short_english_texts_are_in_no_other_language() -> None:
     """The article is in them, and the only frequent word that they have."""
     assert other_language(["A red car", "a small house", "A dog, a cat"] * 100, "en") == ""
+
+
+@pytest.mark.parametrize(("written", "read"), [("koi8_r", "cp1251"), ("cp1251", "koi8_r")])
+def test_a_side_that_was_read_in_a_wrong_encoding_lacks_the_words(written: str, read: str) -> None:
+    words, sources = sorted(FREQUENT["ru"]), (ENGLISH * 4)[:400]
+    texts = [f"предмет {words[n % len(words)]} вещь {words[n % 7]}" for n in range(400)]
+    misread = [text.encode(written).decode(read) for text in texts]
+    assert lacks_frequent_words(misread, sources, "ru", "en")
+    assert not lacks_frequent_words(texts, sources, "ru", "en")
+    assert not lacks_frequent_words(misread[:399], sources[:399], "ru", "en")
+    assert not lacks_frequent_words(misread, ["File", "Edit"] * 200, "ru", "en")  # no sentences
+    assert not lacks_frequent_words(misread, sources, "tt", "en")  # whose words are not known
 
 
 def test_all_codes_of_frequent_words_are_languages_with_names() -> None:
