@@ -298,7 +298,7 @@ def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator
         if count >= max(MIN_TEXTS, RARE * len(own)):
             yield (
                 f"{count / len(own):.0%} of the {name}s have spaces before commas or periods, but "
-                "the texts of the other side do not; tokenize neither side, or both"
+                "the texts of the other side do not; use text that is not tokenized"
             )
 
 
