@@ -223,8 +223,8 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
     nearly all texts, or those that hold a comma or a quote.
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
-        count = sum(map(_is_quoted, texts))
-        cells = [text for text in texts if _is_quoted(text) and _is_cell(text)]
+        quoted = list(filter(_is_quoted, texts))
+        cells, count = list(filter(_is_cell, quoted)), len(quoted)
         share = f"{count / max(1, len(texts)):.0%} of the {name}"
         if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
             which = share

@@ -299,6 +299,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         _request_huge_pages(libc)
+        libc.mallopt(M_TOP_PAD, HEAP_BYTES)  # else the heaps of threads are unmapped once empty
 
 
 def _request_huge_pages(libc: Any) -> None:
@@ -312,4 +313,3 @@ def _request_huge_pages(libc: Any) -> None:
     if 0 < start < end:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
     libc.free(block)
-    libc.mallopt(M_TOP_PAD, HEAP_BYTES)
