@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.check import chunks, starter
-from mtrain.check.recipe import Size, recipe_for
 from mtrain.check.starter import Request, language_of, write_config
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.loading import load_config
+from mtrain.config.recipe import Size, recipe_for
 from mtrain.corpus.lines import Reading
 from mtrain.runtime.errors import RefusedError, StoppedError, UserError
 from mtrain.runtime.files import VARIABLE
