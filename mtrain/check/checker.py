@@ -104,6 +104,7 @@ class Checker:
                 (profile if is_whole else Profile(parts)).compare(self.config.data, languages)
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
+            profile.report_mixture()
         for scored_set in scored:
             scored_set.report(self.config.data)
 

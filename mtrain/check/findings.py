@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "turned": (ERROR, "source and target swapped in most pairs"),  # "swapped": single pairs
     "contained": (ERROR, "nearly all pairs are in the training text"),
     "language": (WARNING, "a side is not in its language"),
+    "mixture": (WARNING, "a part of a side written in another way than the rest"),
     "style": (WARNING, "prepared in another way than the training text"),
     "slip": (WARNING, "shifted or shuffled lines"),
     "unrelated": (WARNING, "sides that seem unrelated"),

@@ -143,6 +143,15 @@ def places(report: dict[str, Any], kind: str, name: str = "data.train.0") -> lis
     ]
 
 
+def messages(report: dict[str, Any], kind: str) -> list[str]:
+    return [
+        example["text"]
+        for _, what, finding in found(report)
+        if what == kind
+        for example in finding["examples"]
+    ]
+
+
 def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
     report = folder.look()
     assert kinds(report) == []
@@ -705,6 +714,25 @@ def test_a_side_without_the_frequent_words_of_its_language(folder: Folder) -> No
     lines[:] = [line + b" " + words[n % 8].encode() for n, line in enumerate(lines)]
     messages = json.dumps([finding["examples"] for _, _, finding in found(folder.look())])
     assert "the targets have hardly any frequent words of ru; were they read in" in messages
+
+
+def test_a_part_of_a_side_in_reverse(folder: Folder) -> None:
+    lines = folder.bytes["train.xb"]
+    lines[1000:1300] = [line[::-1] for line in lines[1000:1300]]
+    [message] = messages(folder.look(), "mixture")
+    assert message.startswith(
+        "about 10.0% of the targets, nearly all of them from train.xb:1016 to"
+    )
+    assert "another encoding or language, letters in reverse order" in message
+
+
+def test_a_part_that_is_explained_is_not_reported_twice(folder: Folder) -> None:
+    lines = folder.bytes["train.xb"]
+    greek = str.maketrans("abcdefghiklmnopqrstuvwxyz", "αβψδεφγηικλμνοπφρστθωςχυζ")
+    lines[1000:1100] = [line.decode().translate(greek).encode() for line in lines[1000:1100]]
+    report = folder.look()
+    assert not messages(report, "mixture")
+    assert ("data.train.0", "script") in kinds(report)
 
 
 def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:

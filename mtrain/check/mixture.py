@@ -1,0 +1,168 @@
+"""Find a side of which a part is written in another way, by its sequences of letters.
+
+1. split    texts into two groups, so that each text is more probable under the letter model of
+            its own group (hard expectation maximization)
+2. compare  what the groups gain on this side with what they gain on the other side: two subjects
+            differ on both sides; letters in reverse order, a wrong encoding, or capital letters
+            only on one
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mtrain.check.words import GOLDEN
+
+MIN_LENGTH, MAX_LENGTH = 20, 200  # characters of a text: shorter are left out, longer are cut
+MIN_TEXTS, MAX_TEXTS = 200, 4000
+MAX_CHARACTERS = 200  # different ones; rarer ones are replaced by their range of 4,096
+PRIOR = 4.0  # occurrences by the shorter context, added to those of each context
+# A group starts with one of these fractions of texts, the least probable ones for their other
+# sides, with one end of a principal component of the characters of texts, or with one of several
+# stretches of equal length.
+ODD_FRACTIONS, COMPONENTS, STRETCHES = (0.01, 0.2), 3, 6
+# Rounds of the split from each start, and further ones from the best.
+FIRST_ROUNDS, MORE_ROUNDS = 3, 15
+# Bits per character that the texts of each group gain by their own model, in the median: at least
+# in one group, in both, and their sum as a multiple of that on the other side.
+MIN_GAIN, MIN_OTHER_GAIN, MIN_RATIO = 2.5, 1.5, 5.0
+MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
+
+Bits = NDArray[np.float64]  # for each text, per character
+Mask = NDArray[np.bool_]  # for each text
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A part of the texts of a side that is written in another way: the indices of the texts, the
+    most different first, and of all texts that were compared.
+    """
+
+    side: int
+    part: list[int]
+    compared: list[int]
+
+
+class LetterModel:
+    """Probabilities of each character of texts, given the two before it, in a group of the texts.
+    Each context is smoothed by the next shorter one (MacKay and Peto, 1995).
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        text = "".join([text[:MAX_LENGTH].replace("\n", " ") + "\n" for text in texts])
+        codes = np.frombuffer(re.sub(r"\d", "0", text).encode("utf-32-le", "surrogatepass"), "u4")
+        self.rows = np.cumsum(codes == 10) - (codes == 10)  # the text of each character
+        self.lengths = np.bincount(self.rows)
+        distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+        is_rare = np.argsort(np.argsort(-counts, kind="stable")) >= MAX_CHARACTERS
+        symbols = np.where(is_rare & (distinct != 10), 0x110000 + (distinct >> 12), distinct)
+        third = symbols[inverse].astype(np.uint64)
+        second = np.append(np.uint64(10), third[:-1])
+        first = np.where(second == 10, second, np.append(second[:1], second[:-1]))
+        numbers = np.unique(symbols, return_inverse=True)[1]
+        self.num_symbols = int(numbers.max()) + 1
+        cells = self.rows * self.num_symbols + numbers[inverse]
+        counts = np.bincount(cells, minlength=len(self.lengths) * self.num_symbols)
+        self.frequencies = counts.reshape(len(self.lengths), -1) / self.lengths[:, None]
+        no_context = np.zeros(len(third), np.uint64)
+        # by increasing length: the n-grams and their contexts, and how often each occurs elsewhere
+        self.orders = []
+        for context in ((no_context,), (second,), (first, second)):
+            keys = _numbers(*context, third), _numbers(*context)
+            self.orders.append((keys, [np.bincount(key)[key] - 1 for key in keys]))
+
+    def bits(self, group: Mask) -> Bits:
+        """Return what each text costs under the model of all texts of a group, and under that of
+        all other texts, each character without its own occurrence, shape (2, texts).
+        """
+        own = group[self.rows].astype(float)
+        probabilities = np.full((2, len(own)), 1 / self.num_symbols)
+        for keys, elsewhere in self.orders:
+            in_group = [np.bincount(key, own)[key] - own for key in keys]
+            in_rest = [total - count for total, count in zip(elsewhere, in_group, strict=True)]
+            for model, (ngrams, contexts) in enumerate((in_group, in_rest)):
+                probabilities[model] = (ngrams + PRIOR * probabilities[model]) / (contexts + PRIOR)
+        bits = [np.bincount(self.rows, nats) for nats in -np.log2(probabilities)]
+        return np.array(bits) / self.lengths
+
+
+def _numbers(*symbols: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Number the different sequences of symbols."""
+    values = np.zeros(len(symbols[0]), np.uint64)
+    for symbol in symbols:
+        values = (values + symbol) * GOLDEN
+        values ^= values >> np.uint64(29)
+    return np.unique(values, return_inverse=True)[1]
+
+
+def find_mixture(sources: Sequence[str], targets: Sequence[str]) -> Mixture | None:
+    """Find a side of pairs of texts of which a part, its smaller one, is written in another way."""
+    compared = [
+        index
+        for index, pair in enumerate(zip(sources, targets, strict=True))
+        if min(map(len, pair)) >= MIN_LENGTH and pair[0] != pair[1]
+    ]
+    if len(compared) < MIN_TEXTS:
+        return None
+    compared = compared[:: -(-len(compared) // MAX_TEXTS)]
+    models = [LetterModel([texts[index] for index in compared]) for texts in (sources, targets)]
+    for side in (0, 1):
+        model, other = models[side], models[1 - side]
+        groups = [_split(model, start, FIRST_ROUNDS) for start in _starts(model, other)]
+        group = _split(model, max(groups, key=lambda group: min(_gains(model, group))), MORE_ROUNDS)
+        if _is_of_one_side(_gains(model, group), _gains(other, group)):
+            order = np.argsort(-_gain(model, group), kind="stable")
+            return Mixture(side, [compared[row] for row in order if group[row]], compared)
+    return None
+
+
+def _starts(model: LetterModel, other: LetterModel) -> Iterator[Mask]:
+    """Yield groups of texts to start from."""
+    texts = len(model.lengths)
+    everything = np.ones(texts, bool)
+    oddness = model.bits(everything)[0] - other.bits(everything)[0]
+    for fraction in ODD_FRACTIONS:
+        yield oddness >= np.quantile(oddness, 1 - fraction)
+    frequencies = np.sqrt(model.frequencies)
+    centered = frequencies - frequencies.mean(0)
+    for direction in np.linalg.eigh(centered.T @ centered)[1].T[-COMPONENTS:]:
+        scores = centered @ direction
+        yield scores >= np.quantile(scores, (0.005, 0.995)).mean()
+    for stretch in range(STRETCHES):
+        yield np.arange(texts) * STRETCHES // texts == stretch
+
+
+def _split(model: LetterModel, group: Mask, rounds: int) -> Mask:
+    """Move texts for some rounds to the group whose model they cost less under. Return the smaller
+    group.
+    """
+    for _ in range(rounds):
+        in_group, in_rest = model.bits(group)
+        previous, group = group, in_group < in_rest
+        if (group == previous).all():
+            break
+    return group if 2 * group.sum() <= len(group) else ~group
+
+
+def _gain(model: LetterModel, group: Mask) -> Bits:
+    """Return how much less each text costs under the model of its own group of the two."""
+    in_group, in_rest = model.bits(group)
+    gain: Bits = np.where(group, in_rest - in_group, in_group - in_rest)
+    return gain
+
+
+def _gains(model: LetterModel, group: Mask) -> list[float]:
+    """Return the median gains of a group and of the other one; 0 for a group of few texts."""
+    if group.sum() < max(MIN_GROUP, MIN_GROUP_FRACTION * len(group)):
+        return [0.0, 0.0]
+    gain = _gain(model, group)
+    return [float(np.median(gain[part])) for part in (group, ~group)]
+
+
+def _is_of_one_side(gains: list[float], others: list[float]) -> bool:
+    """Whether the groups differ far more on the one side than on the other."""
+    is_clear = max(gains) >= MIN_GAIN and min(gains) >= MIN_OTHER_GAIN
+    return is_clear and sum(gains) >= MIN_RATIO * sum(others)
