@@ -292,7 +292,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         from mtrain.runs import checkpoint  # loads torch
 
         path = checkpoint.resolve(path)
-        manifest.verify(path, layout.TOKENIZER)
+        with checkpoint.naming_intact(path):
+            manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
 
 

@@ -292,8 +292,15 @@ def load_resolved(path: Path) -> tuple[Path, Snapshot]:
 
 def load_or_name_intact(path: Path) -> Snapshot:
     """Load a checkpoint for use; if it is damaged, the error names an intact one."""
-    try:
+    with naming_intact(path):
         return load(path)
+
+
+@contextmanager
+def naming_intact(path: Path) -> Iterator[None]:
+    """Let the error about a damaged checkpoint name an intact one of the same run."""
+    try:
+        yield
     except manifest.DamagedError as error:
         for other in reversed(steps(path.parent)):
             if other != path and is_intact(other):

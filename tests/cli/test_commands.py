@@ -363,6 +363,7 @@ MISTAKES = [
     ("translate -m {run}/checkpoints", 1, ["name one of them, or the run, ", "/run"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
+    ("tokenizer encode -m {broken}", 1, ["model.safetensors", "is good"]),
     # decoding
     ("translate -m {run} --n-best 3 --beam-size 2", 2, ["--n-best 3: more", "--beam-size 3"]),
     ("translate -m {run} --n-best 2 --mbr 4", 2, ["--n-best", "--mbr"]),
