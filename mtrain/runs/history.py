@@ -1,11 +1,13 @@
 """The content of `best.json`: validations of a run, the best one, and patience."""
 
 import math
+from itertools import count, takewhile
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, FiniteFloat
 
 from mtrain.config.schema import FileName, TrainConfig
+from mtrain.runs.layout import step_name
 from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
 
 MIN_BLEU = 1.0  # lower BLEU differs by chance, NLL does not
@@ -59,6 +61,14 @@ class History(BaseModel, populate_by_name=True):
     def begin(cls, metric: Metric) -> "History":
         """Return a history without validations."""
         return cls(metric=metric, stored_best=None, entries=[], average=None, tests={})
+
+    @classmethod
+    def of_records(cls, metric: Metric, records: list[dict[str, Any]]) -> "History":
+        """Return the validations of steps that `metrics.jsonl` records, without the scores at the
+        end of the run; raises `ValueError` for impossible scores.
+        """
+        entries = [_entry_of(record) for record in records if "valid/bleu" in record]
+        return cls.model_validate({**cls.begin(metric).model_dump(), "entries": entries})
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of `best.json`."""
@@ -149,6 +159,19 @@ class History(BaseModel, populate_by_name=True):
         bleus = [entry["bleu"] for entry in _intact(entries)]
         is_low = bool(bleus) and max(bleus) < MIN_BLEU
         return "nll" if self.metric == "bleu" and is_low else self.metric
+
+
+def _entry_of(record: dict[str, Any]) -> Entry:
+    """Return the validation that a record of `metrics.jsonl` describes."""
+    step = record["step"]
+    parts = takewhile(bool, (_scores_of(record, f"valid/{n}/") for n in count()))
+    entry = {"step": step, "checkpoint": step_name(step), **_scores_of(record, "valid/")}
+    return entry | ({"parts": listed} if (listed := list(parts)) else {})
+
+
+def _scores_of(record: dict[str, Any], prefix: str) -> Entry:
+    """Return the scores whose keys begin with a prefix."""
+    return {key: record[prefix + key] for key in Scores.model_fields if prefix + key in record}
 
 
 def _intact(entries: list[Entry]) -> list[Entry]:

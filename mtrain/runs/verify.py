@@ -212,7 +212,8 @@ def _best(run: Run) -> Iterator[Finding]:
         # a step is saved before it is validated
         is_due = run.config is not None and step > run.config.train.valid_every
         if (is_due or run.state == "complete") and not (run.path / layout.BEST).exists():
-            yield Finding(layout.BEST, MISSING, "so the best checkpoint is unknown")
+            text = "so the best checkpoint is unknown; mtrain train rebuilds it from metrics.jsonl"
+            yield Finding(layout.BEST, MISSING, text)
         return
     best = history.best
     name = best["checkpoint"] if best else "none"

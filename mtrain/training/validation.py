@@ -54,7 +54,7 @@ class Validation:
 
     def _cut(self, step: int) -> History:
         self.load_history(step)
-        if (self.run.path / layout.BEST).exists():
+        if self.history.entries or (self.run.path / layout.BEST).exists():
             # the checkpoint that is best now may have been pruned when another was the best
             self._mark_lost()
             self.write_history()
@@ -71,13 +71,28 @@ class Validation:
         """Load the history as it was at a step."""
         stored = self.run.read(layout.BEST, History)
         if stored is None and step > self.config.train.valid_every:
-            raise UserError(
-                f"{self.run.path / layout.BEST}: missing, so the best checkpoint is unknown; "
-                "restore the file, or choose another run_dir"
-            )
+            stored = self._rebuild_history(step)
         self.history = stored or self.history
         self.history.metric = self.config.train.metric
         self.history.cut(step, self.config.train)
+
+    def _rebuild_history(self, step: int) -> History:
+        """Return the lost history of a run that resumes at a step, by its records; raises
+        `UserError` if these lack a validation.
+        """
+        path, records = self.run.path / layout.BEST, self.run.metrics
+        with suppress(ValueError):
+            history = History.of_records(self.config.train.metric, records.parse()[0])
+            every = self.config.train.valid_every
+            if set(range(every, step, every)) <= {*history.steps}:
+                command = self.metric.command if self.metric else None
+                self.run.check_data({"metric_command": command})
+                logger.warning("%s: missing; rebuilt from %s", path, records.path.name)
+                return history
+        raise UserError(
+            f"{path}: missing, so the best checkpoint is unknown, and {records.path.name} does not "
+            "have all validations; restore one of the two, or choose another run_dir"
+        )
 
     @property
     def best_names(self) -> set[str]:

@@ -574,10 +574,29 @@ def test_a_damaged_average_is_made_again(
     assert checkpoint.is_intact(checkpoint.resolve(run))
 
 
+@pytest.mark.parametrize("sets", [["valid"], ["valid", "test"]], ids=" ".join)
+def test_a_lost_history_is_rebuilt_from_the_records(
+    run: Path, warnings: Callable[[], str], sets: list[str]
+) -> None:
+    parts = ", ".join(entry(config_of_all().parent / "data" / name) for name in sets)
+    settings = f"data.valid={parts if len(sets) == 1 else f'[{parts}]'}"
+    stop(run, 18, settings)
+    before = best_of(run)
+    (run / "best.json").unlink()
+    stop(run, 19, settings)
+    assert f"{run / 'best.json'}: missing; rebuilt from metrics.jsonl" in warnings()
+    assert best_of(run) == before
+    (run / "best.json").unlink()
+    finish(run, settings)
+
+
 @pytest.mark.parametrize("name", ["best.json", "run.json", "config.yaml"])
 def test_a_run_that_lacks_a_file_is_not_resumed(run: Path, name: str) -> None:
     stop(run, 13)
     (run / name).unlink()
+    if name == "best.json":  # else it is rebuilt
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (run / "metrics.jsonl").write_text("".join(line for line in lines if "valid/" not in line))
     with pytest.raises(UserError, match=name):
         start(run)
     assert steps(run) == [4, 8, 12, 13]
