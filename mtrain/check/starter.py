@@ -70,15 +70,27 @@ class Request:
     tests: dict[str, Sides] = field(default_factory=dict)
 
 
-def language_of(path: Path, option: str) -> str:
-    """Return the language code that a file's name ends in; raises `RefusedError` without one."""
+def languages_of(sides: Sides, src_lang: str | None, tgt_lang: str | None) -> tuple[str, str]:
+    """Return the given language codes, or else those that the names of the files end in; raises
+    `RefusedError` if there is neither.
+    """
+    src, tgt = src_lang or _language_of(sides[0]), tgt_lang or _language_of(sides[1])
+    if src and tgt:
+        return src, tgt
+    unknown = {"--src-lang": src, "--tgt-lang": tgt}
+    options = [option for option, code in unknown.items() if not code]
+    names = [str(path) for path, code in zip(sides, unknown.values(), strict=True) if not code]
+    raise RefusedError(
+        f"{' and '.join(names)}: no known language code, such as .en or .de.gz, at the end of the "
+        f"name; give {' and '.join(options)}"
+    )
+
+
+def _language_of(path: Path) -> str:
+    """Return the language code that a file's name ends in; empty if there is none."""
     code = _suffix_of(path)
-    if language_code(code) not in NAMES and not re.fullmatch("[a-z]{3}_[A-Z][a-z]{3}", code):
-        raise RefusedError(
-            f"{path}: its name does not end in a known language code, such as .en or .de.gz; "
-            f"give {option}"
-        )
-    return code
+    is_script = re.fullmatch("[a-z]{3}_[A-Z][a-z]{3}", code)
+    return code if is_script or language_code(code) in NAMES else ""
 
 
 def _suffix_of(path: Path) -> str:

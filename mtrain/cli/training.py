@@ -106,10 +106,7 @@ def init(
     for text in (src, tgt):
         require_regular(text)  # opening a pipe would wait for its writer
         open_bytes(text).close()
-    languages = (
-        src_lang or starter.language_of(src, "--src-lang"),
-        tgt_lang or starter.language_of(tgt, "--tgt-lang"),
-    )
+    languages = starter.languages_of((src, tgt), src_lang, tgt_lang)
     output = output or Path("-".join(languages) + ".yaml")
     valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrain.check import chunks, starter
-from mtrain.check.starter import Request, language_of, write_config
+from mtrain.check.starter import Request, languages_of, write_config
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.loading import load_config
@@ -54,11 +54,19 @@ def request(files: tuple[Path, Path], output: Path, hold_out: int = 30) -> Reque
     ],
 )
 def test_the_name_of_a_file_gives_its_language(name: str, language: str) -> None:
-    assert language_of(Path(name), "--src-lang") == language
+    assert languages_of((Path(name), Path("b.fr")), None, None) == (language, "fr")
+    assert languages_of((Path("b.fr"), Path(name)), "xx", None) == ("xx", language)
 
-    for unknown in ("a.txt", "en", "a", "train.english", "a.gz", "a.xx"):
-        with pytest.raises(RefusedError, match=r"give --src-lang"):
-            language_of(Path(unknown), "--src-lang")
+
+@pytest.mark.parametrize("name", ["a.txt", "en", "a", "train.english", "a.gz", "a.xx"])
+def test_all_languages_that_no_name_gives_are_asked_for_at_once(name: str) -> None:
+    unknown, known = Path(name), Path("b.fr")
+    with pytest.raises(RefusedError, match=f"^{unknown}: .* give --src-lang$"):
+        languages_of((unknown, known), None, None)
+    with pytest.raises(RefusedError, match=f"^{unknown}: .* give --tgt-lang$"):
+        languages_of((unknown, unknown), "en", None)
+    with pytest.raises(RefusedError, match=f"^{unknown} and c: .* give --src-lang and --tgt-lang$"):
+        languages_of((unknown, Path("c")), None, None)
 
 
 NAMES = st.text(
