@@ -64,7 +64,7 @@ class Format:
 
     read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
     count: Callable[[FileCorpus, Path, Reading, int], int] | None = None
-    unit: str = "row"  # name of a row in messages
+    place: str = ":"  # what messages put between a file's name and the number of a row
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
@@ -81,14 +81,14 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the numbered pairs of a file; raises `RowError` for a row that is not two texts."""
     path, form = reading.root / corpus.file, FORMATS[corpus.kind]
-    return _texts(form.read(corpus, path, reading), corpus, f"{path}: {form.unit}", reading)
+    return _texts(form.read(corpus, path, reading), corpus, f"{path}{form.place}", reading)
 
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the numbered pairs of a Hugging Face dataset or local directory; raises `UserError`."""
     name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
-    return _texts(rows, corpus, f"{name}: row", reading)
+    return _texts(rows, corpus, f"{name}: row ", reading)
 
 
 def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
@@ -105,17 +105,17 @@ def dataset_name(corpus: HubCorpus) -> str:
 
 
 def _texts(
-    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, unit: str, reading: Reading
+    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, place: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Yield the rows that are two texts, and drop or refuse others; errors name `unit` and row."""
+    """Yield the rows that are two texts, and drop or refuse others; errors name `place` and row."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             name, value = (corpus.tgt, tgt) if isinstance(src, str) else (corpus.src, src)
             kind = "null" if value is None else f"of the type {type(value).__name__}"
             reason = f"{name} is {kind}, not text; fix or remove the row"
-            reading.refuse(RowError(f"{unit} {number}", number, reason))
+            reading.refuse(RowError(f"{place}{number}", number, reason))
         elif is_too_long(src) or is_too_long(tgt):
-            reading.drop_long(f"{unit} {number}", number)
+            reading.drop_long(f"{place}{number}", number)
         elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
         else:
@@ -123,7 +123,7 @@ def _texts(
             if reading.invalid_utf8 == "error":
                 reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
                 reason += "drop to leave such pairs out"
-                reading.refuse(RowError(f"{unit} {number}", number, reason, "encoding"))
+                reading.refuse(RowError(f"{place}{number}", number, reason, "encoding"))
 
 
 # --- TSV, JSON lines and Parquet ----------------------------------------------------------------
@@ -414,6 +414,6 @@ def _loading(name: str) -> Iterator[None]:
 FORMATS = {
     "tsv": Format(_read_tsv, _count_tsv),
     "jsonl": Format(_read_json_lines),
-    "parquet": Format(_read_parquet, _count_parquet),
-    "tmx": Format(read_tmx, count_tmx, unit="unit"),
+    "parquet": Format(_read_parquet, _count_parquet, place=": row "),
+    "tmx": Format(read_tmx, count_tmx, place=": unit "),
 }
