@@ -120,11 +120,14 @@ def _compare(
             lost = (
                 f"different translations lose {agreement.lost:.3f} natural log-probability a token"
             )
-            logger.warning("%s, %s: %s", kind, agreement, lost)
+            advice = "if that is too much, choose --quantization float32"
+            logger.warning("%s, %s: %s; %s", kind, agreement, lost, advice)
 
 
 def _show(agreement: Agreement, name: str, kind: str, show: Show) -> None:
-    show(f"{kind}, {agreement}")
+    is_expected = kind != "float32" and agreement.differences
+    note = "; weights are rounded, which changes some translations" if is_expected else ""
+    show(f"{kind}, {agreement}{note}")
     for line in agreement.differences[:MAX_SHOWN]:
         for engine, score, text in zip(("mtrain", name), line.scores, line.texts, strict=True):
             show(f"  line {line.number}  {engine:<{len(name)}}  {score:8.3f}  {text}")

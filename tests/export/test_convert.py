@@ -87,6 +87,20 @@ def test_rounding_leaves_the_model_itself_as_it_is(
     assert served.compute_type.startswith("int8")
 
 
+def test_differences_by_rounding_are_announced_as_such(
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    different = [Difference(1, ("a", "b"), (-1.0, -1.0))]
+    found = {size: Agreement(size, 3, 9, different, [], []) for size in (1, 4)}
+    monkeypatch.setattr(convert, "compare", lambda *arguments: found[arguments[3]])
+    shown = write(loaded_model, tmp_path / "served", quantization="int8")
+    exact, _, rounded, _ = (line for line in shown if not line.startswith(" "))
+    assert exact == "float32, greedy: 2 of 3 lines equal (66.7%)"
+    assert rounded == exact.replace("float32", "int8") + (
+        "; weights are rounded, which changes some translations"
+    )
+
+
 @pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
 def test_the_tag_of_the_validation_set_is_the_first_piece(
     both_run: Path, tmp_path: Path, to: str, request: pytest.FixtureRequest
