@@ -5,6 +5,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -153,10 +154,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         manifest.check_new(path, "the text is split into that folder; choose another one with -o")
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
-    with handling_write_errors(str(request.output)):
-        for path in outputs:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    with opened(*outputs, is_new=True) as (*sinks, sink):
+    with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = (request.src, request.tgt), request.valid
         if valid is None:
             held, left = _hold_out(corpus, pairs, count, sinks, reading)
@@ -178,6 +176,23 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
     logger.info("      mtrain train %s", shlex.quote(str(request.output)))
     return {"pairs": size.pairs, "held_out": held, "tests": list(request.tests)}
+
+
+@contextmanager
+def _folders_of(outputs: list[Path]) -> Iterator[None]:
+    """Make the folders of the outputs, the last of which is the config. At the end, remove those
+    that are empty because of a failure.
+    """
+    new = {folder for path in outputs for folder in path.parents if not folder.exists()}
+    try:
+        with handling_write_errors(str(outputs[-1])):
+            for path in outputs:
+                path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for folder in sorted(new, reverse=True):  # a folder after those in it
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _corpus_of(src: Path, tgt: Path) -> TextCorpus:

@@ -374,6 +374,8 @@ def expectation(error: Any) -> str:
         return "should be a mapping of settings"
     if error["type"] == "string_pattern_mismatch":
         return "should be written as described"
+    if error["type"] == "string_unicode":  # in the name of a file
+        return "should be UTF-8"
     message = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     return re.sub("^(Input|String|List|Value) ", "", message).replace(" after validation", "")
 

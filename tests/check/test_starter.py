@@ -225,18 +225,18 @@ def test_bleu_counts_characters_of_a_language_without_spaces(
 def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path], taken: str) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / taken).write_text("precious\n")
-    before = found_files(tmp_path)
+    before = found(tmp_path)
     with pytest.raises(RefusedError, match=rf"{taken}: exists already"):
         write_config(request(files, tmp_path / "mine.yaml"), Stop(), has_gpu=False)
-    assert found_files(tmp_path) == before
+    assert found(tmp_path) == before
     assert (tmp_path / taken).read_text() == "precious\n"
 
 
 SOURCE, TARGET, OUTPUT = Path("text.en"), Path("text.de.gz"), Path("m.yaml")
 ODD = Path(os.fsdecode(b"x\xff.yaml"))
 REFUSED = [
-    (Request(ODD, TARGET, OUTPUT, "en", "de", (TARGET, TARGET), 0), "as a unicode string"),
-    (Request(SOURCE, TARGET, ODD, "en", "de", (SOURCE, TARGET), 0), "as a unicode string"),
+    (Request(ODD, TARGET, OUTPUT, "en", "de", (TARGET, TARGET), 0), "should be UTF-8, got"),
+    (Request(SOURCE, TARGET, ODD, "en", "de", (SOURCE, TARGET), 0), "should be UTF-8, got"),
     (Request(SOURCE, TARGET, OUTPUT, "en", "de", None, 61), "more than a tenth of the 600 pairs"),
     (Request(SOURCE, SOURCE, OUTPUT, "en", "de", None, 50), "is both sides"),
     *(
@@ -257,19 +257,19 @@ def test_what_no_config_can_be_made_of_is_refused(
     monkeypatch.chdir(tmp_path)
     if not asked.src.exists():
         files[0].rename(asked.src)
-    before = sorted(tmp_path.rglob("*"))
+    before = found(tmp_path)
     with pytest.raises(RefusedError, match=message):
         write_config(asked, Stop(), has_gpu=False)
-    assert sorted(tmp_path.rglob("*")) == before
+    assert found(tmp_path) == before
 
 
-def found_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def found(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
 
 
 @pytest.mark.parametrize("failing", ["runtime.outputs.os.fsync", "check.starter.render"])
 @pytest.mark.parametrize("output", ["m.yaml", "new/there/m.yaml"])
-def test_a_failure_leaves_none_of_the_files(
+def test_a_failure_leaves_no_file_or_folder(
     tmp_path: Path,
     files: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -279,18 +279,18 @@ def test_a_failure_leaves_none_of_the_files(
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    before = found_files(tmp_path)
+    before = found(tmp_path)
     monkeypatch.setattr(f"mtrain.{failing}", fail)
     with pytest.raises(UserError, match="No space left on device"):
         write_config(request(files, tmp_path / output, 5), Stop(), has_gpu=False)
-    assert found_files(tmp_path) == before
+    assert found(tmp_path) == before
 
 
 @pytest.mark.parametrize("deed", ["take the name", "stop"])
-def test_what_happens_meanwhile_leaves_none_of_the_files(
+def test_what_happens_meanwhile_leaves_no_file_or_folder(
     tmp_path: Path, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
-    before, stop, output = found_files(tmp_path), Stop(), tmp_path / "m.yaml"
+    before, stop, output = found(tmp_path), Stop(), tmp_path / "m.yaml"
     choose = starter.choose
 
     def disturbed(*arguments: Any) -> Any:
@@ -303,7 +303,7 @@ def test_what_happens_meanwhile_leaves_none_of_the_files(
     monkeypatch.setattr(starter, "choose", disturbed)
     with pytest.raises(StoppedError if deed == "stop" else RefusedError):
         write_config(request(files, output, 5), stop, has_gpu=False)
-    assert [path for path in found_files(tmp_path) if path != output] == before
+    assert [path for path in found(tmp_path) if path != output] == before
     assert not output.exists() or output.read_text() == "precious"
 
 
@@ -343,7 +343,7 @@ def test_text_that_cannot_be_split_is_told(
     )
     with pytest.raises(UserError, match=rf"a\.(en|de): {message}"):
         write_config(request(sides, tmp_path / "m.yaml", count), Stop(), has_gpu=False)
-    assert found_files(tmp_path) == sorted(sides)
+    assert found(tmp_path) == sorted(sides)
 
 
 @pytest.mark.parametrize("target", [str.title, lambda line: f"{line} {len(line) % 2}"])
