@@ -47,8 +47,8 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def _refusal(path: Path, kind: str = "regular file") -> OSError:
-    what = "a link" if path.is_symlink() else f"not a {kind}"
-    return OSError(errno.EINVAL, f"{what}, where mtrain needs a {kind}", str(path))
+    what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else f"not a {kind}"
+    return OSError(errno.EINVAL, f"{what}, where mtrain needs a {kind}; move it away", str(path))
 
 
 def append(path: Path) -> IO[bytes]:
@@ -106,6 +106,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` at the end of the block, as `write_bytes` does."""
     partial = path.with_name(PARTIAL.format(path.name))
+    if path.is_dir() and not path.is_symlink():  # replacing it fails, and names the other file
+        raise _refusal(path)
     try:
         with create(partial) as out:
             yield out

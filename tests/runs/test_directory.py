@@ -155,6 +155,13 @@ def test_what_is_no_file_or_directory_of_a_run_ends_the_start(
     os.mkfifo(run / "train.log")  # opening it for writing would wait for a reader
     assert train(config) == 1
     assert "train.log: cannot use the run directory: not a regular" in capsys.readouterr().err
+    for name in ("train.log", "status.json"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+        assert train(config) == 1
+        message = f"/{name}: cannot use the run directory: a folder, where mtrain needs a regular "
+        assert message in capsys.readouterr().err
+        (run / name).rmdir()
 
 
 def test_an_error_of_a_file_elsewhere_is_not_one_of_the_run(
