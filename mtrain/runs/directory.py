@@ -173,7 +173,7 @@ class RunDirectory:
 
     def check_settings(self, config: Config, ranks: int) -> None:
         """Refuse a config that changes keys that are fixed within a run, or the number of
-        micro-batches per step; log other changes.
+        micro-batches per step.
         """
         if not self._has(layout.CONFIG):
             self._check_step(None, config, ranks)
@@ -192,8 +192,6 @@ class RunDirectory:
                     for key, old, new in refused
                 ),
             )
-        for key, old, new in changed_keys(stored, config):
-            logger.info("changed setting %s: %s -> %s", key, quote_value(old), quote_value(new))
 
     def _has(self, name: str) -> bool:
         """Whether this file exists; raises `RefusedError` if only checkpoints do."""
@@ -254,6 +252,7 @@ class RunDirectory:
         """Write `config.yaml` and `run.json`: config, hashes, versions, command; `init_hash` is the
         hash of the weights of `train.init_from`.
         """
+        log_changes(self.path, config)
         before = self.read(layout.RUN, Provenance)
         settings = dump_config(config)
         versions = {"mtrain": mtrain.__version__, "python": platform.python_version()}
@@ -295,6 +294,16 @@ class RunDirectory:
         """Replace one of the small JSON files."""
         self.check_held()
         files.write_text(self.path / name, json.dumps(content, indent=1, default=dict) + "\n")
+
+
+def log_changes(run_dir: Path, config: Config) -> None:
+    """Log the settings that differ from those of the run's last start, if there was one; call this
+    once nothing can refuse them any more.
+    """
+    settings = run_dir / layout.CONFIG
+    if settings.exists():
+        for key, old, new in changed_keys(load_stored_config(settings), config):
+            logger.info("changed setting %s: %s -> %s", key, quote_value(old), quote_value(new))
 
 
 def _has_saved(status: Status, save_every: int, checkpoints: Path) -> bool:

@@ -26,7 +26,7 @@ from mtrain.data.prepare import (
 )
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import layout
-from mtrain.runs.directory import RunDirectory
+from mtrain.runs.directory import RunDirectory, log_changes
 from mtrain.runs.history import History
 from mtrain.runs.records import Launch, State, Status
 from mtrain.runs.synthetic import resolve
@@ -191,6 +191,7 @@ class Job:
             prepared = preparation.prepared
             self.run.check_data(prepared.fingerprints)
             figures = self._trainer(prepared).preview()
+        log_changes(self.run.path, self.config)
         logger.info("dry run: nothing was trained")
         return figures
 

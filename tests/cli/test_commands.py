@@ -1083,9 +1083,11 @@ def test_text_is_prepared_ahead_of_training(
 
 def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) -> None:
     before = sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*"))
-    result = command("train", "-c", run_dir / "config.yaml", "--dry-run")
+    change = "--set", "decode.beam_size=3"
+    result = command("train", "-c", run_dir / "config.yaml", "--dry-run", *change)
     assert result.code == 0
     assert "training is complete at step" in result.err
+    assert "changed setting decode.beam_size: 2 -> 3" in result.err
     assert "parameters" not in result.err
     assert sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*")) == before
 

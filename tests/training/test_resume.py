@@ -871,10 +871,13 @@ def test_several_validation_sets_decide_by_their_mean(run: Path) -> None:
             assert [record[name] for name in names] == [(one + two) / 2, one, two]
 
 
-def test_other_content_is_refused(stopped: Path, tmp_path: Path) -> None:
+def test_other_content_is_refused(
+    stopped: Path, tmp_path: Path, warnings: Callable[[], str]
+) -> None:
     write_corpus(tmp_path / "other", made_up_pairs(40, seed=9))
     other = entry(tmp_path / "other")
     assert "the content of data.valid is not" in refusal(stopped, f"data.valid={other}")
+    assert "changed setting" not in warnings()  # nothing was changed
     assert "the content of data.train is not" in refusal(stopped, f"data.train=[{other}]")
     same = entry(config_of_all().parent / "data" / "train").replace("}", ", weight: 2}")
     text = refusal(stopped, f"data.train=[{same}]")
