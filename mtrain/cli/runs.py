@@ -106,13 +106,12 @@ def average(
     Example: `mtrain average runs/NAME -o averaged`
     """
     run = opening.argument_or_option(run, model, options.RUN)
-    from mtrain.config.loading import load_stored_config
-    from mtrain.runs import checkpoint
+    from mtrain.runs import checkpoint, reader
     from mtrain.runs.layout import refuse_run_files
 
     refuse_run_files(output)
     checkpoint.directory_of(run)  # a path that is no run has no config, either
-    train = load_stored_config(run / "config.yaml").train
+    train = reader.read_settings(run)[1].train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)
     names = [path.name for path in paths]

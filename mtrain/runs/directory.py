@@ -178,7 +178,7 @@ class RunDirectory:
         if not self._has(layout.CONFIG):
             self._check_step(None, config, ranks)
             return
-        stored = load_stored_config(self.path / layout.CONFIG)
+        _, stored = reader.read_settings(self.path)
         self._check_step(stored, config, ranks)
         if refused := fixed_changes(stored, config):
             path, start = str(self.path), ""
@@ -198,7 +198,9 @@ class RunDirectory:
         if (self.path / name).exists():
             return True
         if layout.named_steps(self.checkpoints):
-            raise RefusedError(f"{self.path}: holds checkpoints but no {name}; use another run_dir")
+            copy = reader.copy_of_settings(self.path) if name == layout.CONFIG else None
+            advice = f"restore it from {copy}" if copy else "use another run_dir"
+            raise RefusedError(f"{self.path}: holds checkpoints but no {name}; {advice}")
         return False
 
     def step_batches(self, config: Config, ranks: int) -> int:

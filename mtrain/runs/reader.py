@@ -6,12 +6,13 @@ import io
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from mtrain.config.corpora import Corpus
-from mtrain.config.loading import parse_stored_config
+from mtrain.config.loading import load_stored_config, parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, strip_line_ends
@@ -21,7 +22,7 @@ from mtrain.runs.manifest import MissingError
 from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status
 from mtrain.runs.synthetic import resolve
 from mtrain.runtime import files
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.lock import is_alive
 
@@ -128,10 +129,31 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
 
 
 def read_settings(run_dir: Path) -> tuple[str, Config]:
-    """Return the text and the settings of a run's `config.yaml`; raises `UserError`."""
+    """Return the text and the settings of a run's `config.yaml`; raises `RefusedError`, which names
+    a copy of a damaged or missing one.
+    """
     path = run_dir / layout.CONFIG
-    text = read_text(path, is_stored=True)
-    return text, parse_stored_config(text, str(path))
+    try:
+        text = read_text(path, is_stored=True)
+        return text, parse_stored_config(text, str(path))
+    except RefusedError as error:
+        copy = copy_of_settings(run_dir)
+        if copy is None:
+            raise
+        *lines, last = error.args
+        raise RefusedError(*lines, f"{last}; or restore it from {copy}") from None
+
+
+def copy_of_settings(run_dir: Path) -> Path | None:
+    """Return the `config.yaml` of the newest checkpoint of a run, unless it is damaged, too."""
+    checkpoints = run_dir / layout.CHECKPOINTS
+    with suppress(UserError, OSError):
+        refuse_link(checkpoints)
+        for path in layout.steps(checkpoints)[-1:]:
+            refuse_link(path)
+            load_stored_config(path / layout.CONFIG)
+            return path / layout.CONFIG
+    return None
 
 
 def read_vocabulary(run_dir: Path) -> bytes | None:

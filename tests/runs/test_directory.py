@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 import threading
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TinyConfig, Train, edit, run_mtrain, status, write_config
+from conftest import TinyConfig, Train, edit, link, run_mtrain, status, write_config
 
-from mtrain.runs import checkpoint, layout, sets
+from mtrain.runs import checkpoint, layout, reader, sets
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import UserError
@@ -353,6 +354,37 @@ def test_a_refused_start_leaves_a_damaged_status_as_it_is(
     assert train(config, "--dry-run") == 0  # as the start that follows
     assert train(config) == 0
     assert status(run)["state"] == "complete"
+
+
+@pytest.mark.parametrize("damage", ["run_dir: [", "seed: x\nrun_dir: y\nmodel: {}", None])
+def test_the_copy_of_a_damaged_or_missing_config_is_named(
+    train: Train, config: Path, run: Path, capsys: Captured, damage: str | None
+) -> None:
+    settings, copy = run / "config.yaml", run / "checkpoints/step-00000002/config.yaml"
+    settings.unlink()
+    if damage is not None:
+        settings.write_text(damage)
+    assert train(config) == 2
+    assert f"restore it from {copy}\n" in capsys.readouterr().err
+    with pytest.raises(UserError, match=re.escape(f"restore it from {copy}")):
+        reader.read_settings(run)
+    shutil.copy(copy, settings)
+    assert train(config) == 0
+
+
+@pytest.mark.parametrize("damage", ["copy", "link", "file"])
+def test_a_damaged_copy_of_a_config_is_not_named(run: Path, damage: str) -> None:
+    checkpoints = run / "checkpoints"
+    copy = checkpoints / "step-00000002/config.yaml"
+    for path in (run / "config.yaml", *([copy] if damage == "copy" else [])):
+        path.write_text("run_dir: [")
+    if damage != "copy":
+        link(checkpoints)
+    if damage == "file":
+        checkpoints.unlink()
+        checkpoints.touch()
+    with pytest.raises(UserError, match=r"up to here$"):
+        reader.read_settings(run)
 
 
 def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path) -> None:
