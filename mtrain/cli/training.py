@@ -1,7 +1,6 @@
 """Commands before and during training."""
 
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -119,18 +118,16 @@ def init(
 
 def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
-    from mtrain.config.corpora import TABLE  # pydantic takes a while
-    from mtrain.config.yaml_reader import quote_text
+    from mtrain.config.loading import table_entry  # pydantic takes a while
 
-    table = next((text for text in (src, tgt or src) if re.match(TABLE, str(text))), None)
-    if tgt is not None and table is None:
+    table = next((text for text in (src, tgt or src) if table_entry(str(text))), None)
+    if tgt is not None and (table is None or table.suffix == ".csv"):  # of one column, perhaps
         return tgt
     text = "mtrain init: give two files, source and target, aligned by line"
     if table is not None:
-        columns = "src: 0, tgt: 1" if ".tsv" in table.suffixes else "src: en, tgt: de"
         text += (
-            "; for a table, write the config yourself, with its columns or languages: "
-            f"data.train: [{{file: {quote_text(str(table))}, {columns}}}]"
+            "; for a table, write the config yourself, with its columns or languages, "
+            f"in data.train: {table_entry(str(table))}"
         )
     elif src.is_dir():
         text += f"; {src} is a folder"

@@ -14,7 +14,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mtrain.config.corpora import BRANCHES, KINDS, Corpus, FileCorpus, GeneratedCorpus
+from mtrain.config.corpora import (
+    BRANCHES,
+    KINDS,
+    TABLE,
+    Corpus,
+    FileCorpus,
+    GeneratedCorpus,
+    TextCorpus,
+)
 from mtrain.config.languages import language_error
 from mtrain.config.schema import (
     SECTIONS,
@@ -24,7 +32,13 @@ from mtrain.config.schema import (
     TrainConfig,
     expectation,
 )
-from mtrain.config.yaml_reader import Document, parse_document, read_text, set_value
+from mtrain.config.yaml_reader import (
+    Document,
+    parse_document,
+    quote_text,
+    read_text,
+    set_value,
+)
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.log import logger
 
@@ -251,7 +265,9 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
     meaning = section.model_fields[name].description if name else None  # None for a section
     purpose = f" ({meaning})" if meaning else ""
     if error["type"] == "missing":
-        return f"required, but missing{purpose}"
+        sides = (error["input"].get(side) for side in ("src", "tgt") if section is TextCorpus)
+        advice = next(filter(None, map(_table_advice, sides)), "")
+        return f"required, but missing{purpose}{advice}"
     expected = [expectation(each) for each in errors]
     if not expected[-1].startswith("should"):
         return expected[-1]
@@ -260,7 +276,8 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
     is_text = any(each["type"] == "string_type" for each in errors)
     got = _shown(error["input"], raw, is_text)
     advice = next(filter(None, (_number_advice(each, raw) for each in errors)), "")
-    return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}"
+    advice_on_file = _table_advice(error["input"]) if name == "file" else ""
+    return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}{advice_on_file}"
 
 
 # Names in the configs of fairseq, OpenNMT-py, JoeyNMT and transformers that no key resembles.
@@ -325,6 +342,25 @@ def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     if kinds:
         return kinds[-1]
     return SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
+
+
+def table_entry(file: str) -> str:
+    """Return the entry that reads a table, with columns or languages to replace by its own; empty
+    for the name of another file.
+    """
+    if file.endswith(".csv"):
+        entry = "{dataset: FOLDER, split: train, src: en, tgt: de}"
+        return f"{entry} (move the file to a FOLDER of its own)"
+    if not re.match(TABLE, file):
+        return ""
+    columns = "src: 0, tgt: 1" if ".tsv" in Path(file).suffixes else "src: en, tgt: de"
+    return f"{{file: {quote_text(file)}, {columns}}}"
+
+
+def _table_advice(file: object) -> str:
+    """Return how to write the entry of a table; an empty text for another file."""
+    entry = table_entry(file) if isinstance(file, str) else ""
+    return f"; for a table, with its columns or languages: {entry}" if entry else ""
 
 
 def _number_advice(error: Any, raw: str | None) -> str:

@@ -336,6 +336,7 @@ MISTAKES = [
     ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "file: ", "a.tsv.gz, src: 0, tgt: 1"]),
     ("init {tmp}", 2, ["aligned by line; ", " is a folder"]),
     ("init {src} {tmp}/a.tmx", 2, ["give two files", "a.tmx, src: en, tgt: de"]),
+    ("init {tmp}/a.csv", 2, ["give two files", "in data.train: {dataset: FOLDER, split: train"]),
     ("init {src} {tmp}/a.jsonl", 2, ["columns or languages", "a.jsonl, src: en, tgt: de"]),
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
@@ -682,8 +683,8 @@ def test_the_advice_for_a_moved_run_works_as_it_is(
 
 def test_the_advice_for_a_table_is_a_config(command: Command) -> None:
     name = "it's {1}, file: 'x'.tsv"
-    config = command("init", name).err.partition("with its columns or languages: ")[2]
-    assert yaml.safe_load(config) == {"data.train": [{"file": name, "src": 0, "tgt": 1}]}
+    config = command("init", name).err.partition("columns or languages, in data.train: ")[2]
+    assert yaml.safe_load(config) == {"file": name, "src": 0, "tgt": 1}
 
 
 def test_the_advice_for_a_sentence_that_names_a_file_works_as_it_is(

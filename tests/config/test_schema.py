@@ -184,6 +184,9 @@ TRAIN = "{src: a.en, tgt: a.de}"
 # What replaces the training corpus in line 5, and the message without `data.train.0.`.
 CORPORA_REFUSED = [
     ("{file: a.csv, src: 0, tgt: 1}", "file: described, got 'a.csv' a .tsv, .jsonl or .tmx"),
+    ("{file: a.csv, src: 0, tgt: 1}", "file: for a table, {{dataset: FOLDER, split: train"),
+    ("{src: a.parquet}", "tgt: required, but missing {{file: a.parquet, src: en, tgt: de}}"),
+    ("{tgt: a.tsv.gz}", "src: required, but missing {{file: a.tsv.gz, src: 0, tgt: 1}}"),
     ("{file: a.tsv, src: 0, tgt: de}", "file: both be column numbers"),
     ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
     ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
