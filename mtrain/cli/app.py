@@ -114,7 +114,7 @@ def main() -> None:
         text = f"{error.object}: file names of this locale are {error.encoding}; set PYTHONUTF8=1"
         log.logger.error("%s", printable(text))
         sys.exit(EXIT_FAILED)
-    except (UserError, OSError, MemoryError, RuntimeError) as error:
+    except (UserError, OSError, MemoryError, ImportError, RuntimeError) as error:
         shown = lack_of_threads(error) if isinstance(error, RuntimeError) else as_user_error(error)
         if shown is None:
             raise

@@ -75,12 +75,17 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
-    """Return the error to show, also for a system error or too little memory."""
+def as_user_error(error: UserError | OSError | MemoryError | ImportError) -> UserError:
+    """Return the error to show, also for a system error, too little memory, or a library that
+    cannot be loaded.
+    """
     if isinstance(error, UserError):
         return error
     if isinstance(error, MemoryError):
         return UserError("out of memory")
+    if isinstance(error, ImportError):
+        advice = "install mtrain again, or raise the limit on memory (ulimit -v)"
+        return UserError(f"cannot load a library: {first_line(error)}; {advice}")
     return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
 
 

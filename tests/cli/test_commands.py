@@ -595,6 +595,17 @@ def test_a_thread_that_cannot_start_ends_without_a_traceback(
     assert "Traceback" not in err
 
 
+def test_a_library_that_cannot_be_loaded_ends_without_a_traceback(
+    command: Command, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mtrain.data.tokenizer", None)
+    result = command("tokenizer", "encode", "-m", run_dir)
+    assert result.code == EXIT_FAILED
+    assert "error: cannot load a library: import of mtrain.data.tokenizer halted" in result.err
+    assert "install mtrain again, or raise the limit on memory (ulimit -v)" in result.err
+    assert "Traceback" not in result.err
+
+
 def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:
     text = "\n".join(LINES).encode() + b"\r\nl\xffapo\n"
     result = command("translate", "-m", run_dir, stdin=text)
