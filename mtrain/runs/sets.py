@@ -13,14 +13,18 @@ def read_run_of(model: Path) -> Run:
     """Read the run that a model, a run directory or one of its checkpoints, belongs to; raises
     `UserError` if there is none.
     """
+    is_run = any((model / name).exists() for name in (layout.RUN, layout.CHECKPOINTS))
     # absolute, since the parent of a relative path such as `average` is only `.`
-    path = model if (model / layout.RUN).exists() else model.absolute().parent.parent
+    path = model if is_run else model.absolute().parent.parent
     run = read_run(path)
-    if run.config is None and (path / layout.RUN).exists():
+    if run.config is not None:
+        return run
+    if is_run or (path / layout.RUN).exists():
         raise run.errors[layout.CONFIG]
-    if run.config is None:
-        raise UserError(f"{model}: belongs to no run directory, so it has no sets; give files")
-    return run
+    raise UserError(
+        f"{model}: belongs to no run directory, so it has no sets; give files with -s/--source and "
+        "-r/--reference"
+    )
 
 
 def names(run: Run) -> dict[str, str]:
@@ -53,7 +57,7 @@ def check_known(run: Run, key: str) -> None:
     config may name any file of this machine, which no page may show. A message of why a file cannot
     be read may quote it, so it is only logged.
     """
-    state = "without a hash"  # so it is not even read
+    state = "without a hash in run.json"  # so it is not even read
     if run.corpora[key][1] is not None:
         finding, _ = verify.check_corpus(run, key)
         if (state := finding.state) == verify.OK:

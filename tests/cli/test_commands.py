@@ -396,7 +396,11 @@ MISTAKES = [
     ("eval -m {run} --on valid -r {ref}", 2, ["or with --on SET"]),
     ("eval --hypothesis {src} --on valid", 2, ["or with --on SET"]),
     ("eval {run} --on Valid", 2, ["--on Valid: the run has no such", "one of valid, held_out"]),
-    ("eval -m {tmp}/data --on valid", 1, ["data: belongs to no run directory"]),
+    (
+        "eval -m {tmp}/data --on valid",
+        1,
+        ["data: belongs to no run directory", "-s/--source and -r"],
+    ),
     ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis cannot be combined with"]),
     ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis cannot be combined with"]),
     ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["cannot be combined with -o, --device"]),
@@ -880,6 +884,10 @@ def test_eval_scores_the_run_s_own_sets(
     assert (refused.code, refused.out) == (1, "")
     advice = "data.test.held_out: changed, and so not known to be the text of the run; give files"
     assert advice in refused.err
+    changed.unlink()  # best.json has the hashes of test sets alone
+    assert command("eval", tmp_path / "copy", "--on", "held_out", "--json") == named
+    refused = command("eval", tmp_path / "copy", "--on", "valid")
+    assert "data.valid: without a hash in run.json, and so not known to be the" in refused.err
 
 
 def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_a_run_that_has_just_begun_gives_a_page(copy: Path) -> None:
     ):
         assert words in page
     unknown, none_yet, attention = notes(page)[:3]
-    assert "without a hash, and so not known to be the text of the run" in unknown
+    assert "without a hash in run.json, and so not known to be the text of the run" in unknown
     assert none_yet == "There is no validation yet."
     assert "Not shown without the validation set" in attention
 
