@@ -36,6 +36,17 @@ def argument_or_option(argument: Path | None, option: list[Path] | None, name: s
     return given[0]
 
 
+def require_models(*paths: Path) -> None:
+    """Raise `UserError` for a path that does not exist, before torch is loaded, which takes long.
+    Of several processes rank 0 looks later, for all.
+    """
+    from mtrain.runs.layout import require_model
+
+    if "LOCAL_RANK" not in os.environ:
+        for path in paths:
+            require_model(path)
+
+
 def run_and_texts(
     words: list[str] | None, models: list[Path] | None
 ) -> tuple[list[Path], list[str]]:

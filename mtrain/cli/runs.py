@@ -47,6 +47,7 @@ def report(
     Example: `mtrain report runs/NAME -o report.html`
     """
     run = opening.argument_or_option(run, model, options.RUN)
+    opening.require_models(run)
     from mtrain.report import page as reporting
 
     output = check_page(output, "report.html")
@@ -106,6 +107,7 @@ def average(
     Example: `mtrain average runs/NAME -o averaged`
     """
     run = opening.argument_or_option(run, model, options.RUN)
+    opening.require_models(run)
     from mtrain.runs import checkpoint, reader
     from mtrain.runs.layout import refuse_run_files
 
@@ -145,6 +147,7 @@ def export(
     Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
     run = opening.argument_or_option(run, model, options.RUN)
+    opening.require_models(run)
     from mtrain.export import convert as exporting
     from mtrain.runs.layout import refuse_run_files
     from mtrain.translation import loading

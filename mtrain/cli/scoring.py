@@ -125,7 +125,7 @@ def _check_eval_inputs(
     precision: str,
     decode: dict[str, object],
 ) -> None:
-    """Refuse options that are missing or cannot be combined."""
+    """Refuse options that are missing or cannot be combined, and a missing model."""
     if hypothesis is not None:
         opening.refuse_ranks()
     if on is not None:
@@ -148,6 +148,7 @@ def _check_eval_inputs(
             "mtrain eval: --hypothesis cannot be combined with -o, --device, --precision or "
             "search options; remove them"
         )
+    opening.require_models(*(model or []))
 
 
 @options.with_options(
@@ -172,6 +173,7 @@ def score(
     """
     if run is not None or not model:
         model = [opening.argument_or_option(run, model, options.RUN)]
+    opening.require_models(*model)
     refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams
 

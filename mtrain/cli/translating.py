@@ -56,7 +56,7 @@ def translate(
     """
     model, texts = opening.run_and_texts(words, model)
     input_ = _input_of(texts, input_)
-    _check_files(output, alignments, input_, target_prefix)
+    _check_paths(model, output, alignments, input_, target_prefix)
     if is_interactive := _is_interactive(input_):
         log.logger.info("loading %s", ", ".join(map(str, model)))
     from mtrain.translation import streams
@@ -117,16 +117,17 @@ def _input_of(texts: list[str], input_: str | None) -> str:
     return os.devnull if texts else input_ or "-"
 
 
-def _check_files(
-    output: str, alignments: str | None, input_: str, target_prefix: Path | None
+def _check_paths(
+    models: list[Path], output: str, alignments: str | None, input_: str, target_prefix: Path | None
 ) -> None:
-    """Refuse to overwrite an input, or to write two outputs to one file."""
+    """Refuse to overwrite an input, or to write two outputs to one file, and a missing model."""
     for name in (output, alignments):
         refuse_overwriting(name, input_, target_prefix)
         if name not in (None, "-"):
             check_output(Path(name))
     if alignments is not None:
         refuse_one_file(output, alignments, "--alignments")
+    opening.require_models(*models)
 
 
 @options.with_options({"tag": options.SEARCH["tag"]})
@@ -176,6 +177,7 @@ def attention(
     target = target and (as_text(target) if input_ is None else options.as_name(target))
     refuse_overwriting(output, input_, target if input_ else None)
     output = check_page(output, "attention.html")
+    opening.require_models(*models)
     from mtrain.report import attention_maps as maps
     from mtrain.translation import loading
 

@@ -227,8 +227,7 @@ def directory_of(run_dir: Path) -> Path:
     """Return the directory of a run's checkpoints; raises `RefusedError` for a single checkpoint,
     `UserError` for any other path that has none.
     """
-    if not run_dir.exists():
-        raise UserError(f"{run_dir}: no such directory; give a run or checkpoint directory")
+    layout.require_model(run_dir)
     if (run_dir / manifest.NAME).exists():
         raise RefusedError(f"{run_dir}: is one checkpoint; give the run that it belongs to")
     directory = run_dir / layout.CHECKPOINTS

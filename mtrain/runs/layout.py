@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from mtrain.runs import manifest
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, UserError
 
 MODEL, CONFIG, TOKENIZER, TRAINER = "model.safetensors", "config.yaml", "tokenizer.model", "trainer"
 OPTIMIZER, STATE = "optimizer.safetensors", "state.json"
@@ -50,6 +50,12 @@ def translations(run_dir: Path, name: str) -> Path:
 def steps(directory: Path) -> list[Path]:
     """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
     return [path for path in named_steps(directory) if manifest.is_complete(path)]
+
+
+def require_model(path: Path) -> None:
+    """Raise `UserError` if nothing is at the path of a run or checkpoint."""
+    if not path.exists():
+        raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
 
 
 def refuse_run_files(path: Path) -> None:

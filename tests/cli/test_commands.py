@@ -205,6 +205,24 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.endswith("set()\n")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("translate -m x", "attention x a", "eval x --on valid", "score x -s a -t b"),
+        *("export x -o y", "average x -o y", "report x"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused_before_torch_is_loaded(line: str) -> None:
+    code = (
+        f"import sys, atexit; sys.argv = ['mtrain', *{line.split()}]\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "from mtrain.cli.app import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    assert done.stderr == "error: x: no such directory; give a run or checkpoint directory\n"
+
+
 def test_ctrl_c_during_the_imports_shows_no_traceback() -> None:
     code = """
 import signal, sys
