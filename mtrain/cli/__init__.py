@@ -1,12 +1,17 @@
 """The commands: each parses its options, calls one function of the packages below, and prints."""
 
-from mtrain.runtime.console import exit_on_interrupt
+import signal
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback, also while it is imported."""
+    # the signal's default is quiet, and the handler with the exit code takes 10 ms to import
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from mtrain.runtime.console import exit_on_interrupt
+
     exit_on_interrupt()
     from mtrain.cli import app
 

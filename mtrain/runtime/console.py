@@ -54,10 +54,10 @@ def format_bytes(count: float) -> str:
 
 
 def exit_on_interrupt() -> None:
-    """Let Ctrl-C end this process at once, until `restore_interrupt` is called: while libraries are
-    loaded, a `KeyboardInterrupt` would break them or be hidden.
+    """Let Ctrl-C end this process at once with its exit code, until `restore_interrupt` is called:
+    while libraries are loaded, a `KeyboardInterrupt` would break them or be hidden.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
+    if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
         signal.signal(signal.SIGINT, _exit_now)
 
 

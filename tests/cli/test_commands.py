@@ -223,19 +223,21 @@ def test_a_model_that_does_not_exist_is_refused_before_torch_is_loaded(line: str
     assert done.stderr == "error: x: no such directory; give a run or checkpoint directory\n"
 
 
-def test_ctrl_c_during_the_imports_shows_no_traceback() -> None:
-    code = """
+@pytest.mark.parametrize(("name", "code"), [("typer", 130), ("mtrain.runtime.console", -2)])
+def test_ctrl_c_during_the_imports_shows_no_traceback(name: str, code: int) -> None:
+    program = """
 import signal, sys
 class Interrupt:
     def find_spec(name, *rest):
-        if name == "typer":
+        if name == sys.argv[1]:
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Interrupt)
 from mtrain.cli import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    command = [sys.executable, "-c", program, name]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
 
 
 def test_the_module_runs_as_the_command() -> None:
