@@ -29,8 +29,17 @@ def paint(text: str, colour: str, stream: TextIO | None) -> str:
 
 def width_of(text: str) -> int:
     """Return the number of terminal columns of a text."""
+    if text.isascii():
+        return len(text)
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
-    return len(text) + wide - sum(unicodedata.combining(char) > 0 for char in text)
+    return len(text) + wide - sum(map(_has_no_width, text))
+
+
+def _has_no_width(char: str) -> bool:
+    """Whether a character is drawn with the one before it: a mark, a joiner, or a vowel or a final
+    consonant of a Korean syllable in separate letters (NFD).
+    """
+    return unicodedata.category(char) in ("Mn", "Me", "Cf") or "\u1160" <= char <= "\u11ff"
 
 
 def cut_to_width(text: str, width: int) -> str:

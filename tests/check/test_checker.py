@@ -865,6 +865,21 @@ def test_tables_of_languages_hold_together() -> None:
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
 
 
+@pytest.mark.parametrize(
+    ("syllable", "width"),
+    [
+        ("\u0e01\u0e34", 1),  # marks that have no combining class in Unicode, as in Thai,
+        ("\u0915\u0941", 1),  # in Hindi
+        ("\u1780\u17bb\u200b", 1),  # and in Khmer, here with a space of no width
+        ("\u845b\U000e0100", 2),  # a Han character in a variant
+        ("\u1112\u1161\u11ab", 2),  # a Korean syllable in separate letters
+    ],
+)
+def test_width_of_letters_with_marks(syllable: str, width: int) -> None:
+    assert width_of(syllable) == width
+    assert cut_to_width(syllable * 12, 6 * width + 3) == syllable * 6 + "..."
+
+
 def test_names_of_rows_and_scripts_of_letters() -> None:
     scripts = list(map(script_of, "aｂ人々ーﾊ"))
     assert scripts == ["LATIN", "LATIN", "CJK", "CJK", "KATAKANA", "KATAKANA"]
