@@ -3,6 +3,7 @@
 import copyreg
 import errno
 import os
+import re
 from typing import Any
 
 EXIT_OK = 0
@@ -23,6 +24,9 @@ SPACES = "\u00a0\u202f\u3000"
 # Characters that join or part the letters of a word, as in Persian and Hindi, and parts of emoji.
 JOINERS = "\u200c\u200d"
 FIRST_JOINED = "\u0590"  # Latin, Greek, Cyrillic and Armenian letters, below it, use no joiners
+# The space of no width that parts words in text without other spaces, such as Khmer, and the
+# blocks from Thai to Burmese and of Khmer.
+ZERO_WIDTH_SPACE, UNSPACED_LETTERS = "\u200b", re.compile("[\u0e00-\u109f\u1780-\u17ff]")
 
 
 def printable(text: str) -> str:
@@ -32,6 +36,7 @@ def printable(text: str) -> str:
     shown, before = list[str](), " "
     for char in text:
         is_joiner = char in JOINERS and before >= FIRST_JOINED
+        is_joiner |= char == ZERO_WIDTH_SPACE and UNSPACED_LETTERS.match(before) is not None
         is_shown = char.isprintable() or char in SPACES or is_joiner
         shown.append(char if is_shown else ascii(char)[1:-1])
         before = char
