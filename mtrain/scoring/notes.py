@@ -34,6 +34,14 @@ MAX_SEARCHED = 2000  # last characters of a line that are searched for loops
 JAPANESE = scripts_of("ja")
 UNK = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
 SPACED = re.compile(r"\s\.\s*$")
+# Letters with marks, as in Bengali, Hindi and Hebrew, that have a character of their own, but are
+# separate characters in NFC as in NFD; most Bengali text has them as single characters.
+APART = {
+    code: normalize("NFC", chr(code))
+    for code in range(0x900, 0xFB50)
+    if len(normalize("NFC", chr(code))) > 1
+}
+HAS_APART = re.compile("|".join(APART.values()))
 # A phrase of 8 to 80 characters three times in a row, or of 2 to 7 characters four times.
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 
@@ -114,15 +122,23 @@ def _has_other_form(line: Line) -> bool:
     """Whether accents are single characters with their letters in the translation (NFC), and
     separate ones in the references (NFD), or the other way round.
     """
-    forms = set(map(_form, line.references)) - {""}
-    return bool(forms) and _form(line.text) not in {"", *forms}
+    forms = zip(*map(_forms, line.references), strict=True)
+    return any(
+        bool(set(expected) - {""}) and form not in {"", *expected}
+        for form, expected in zip(_forms(line.text), forms, strict=True)
+    )
 
 
-def _form(text: str) -> str:
-    """Return the Unicode normalization form of a text; empty if it has no letters with accents."""
-    if not is_normalized("NFC", text):
-        return "NFD"
-    return "" if is_normalized("NFD", text) else "NFC"
+def _forms(text: str) -> tuple[str, str]:
+    """Return the Unicode normalization form of a text's accents, and whether letters of `APART`
+    are single characters; each is empty if the text has no such letters.
+    """
+    if text.isascii():
+        return "", ""
+    apart = text.translate(APART)  # without these letters, only accents decide
+    accents = "" if is_normalized("NFD", apart) else "NFC"
+    accents = accents if is_normalized("NFC", apart) else "NFD"
+    return accents, "single" if apart != text else "apart" if HAS_APART.search(text) else ""
 
 
 def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:

@@ -193,6 +193,18 @@ def test_accents_in_another_unicode_form_are_told() -> None:
     assert "form" not in notes(REFERENCE, apart)
 
 
+def test_letters_that_are_separate_in_every_unicode_form() -> None:
+    single, apart, vowel = "\u09a8\u09df", "\u09a8\u09af\u09bc", "\u0995\u09cb"  # in Bengali
+    single_lines = [f"{single} {vowel} {number}" for number in range(20)]
+    apart_lines = [line.replace(single, apart) for line in single_lines]
+    vowels = [f"{vowel} {number}" for number in range(20)]  # in NFC
+    assert "form" not in notes(vowels, single_lines)
+    assert "form" not in notes(vowels, apart_lines)
+    assert "form" not in notes(single_lines, single_lines)
+    assert notes(apart_lines, single_lines)["form"].lines == 20
+    assert notes(single_lines, apart_lines)["form"].lines == 20
+
+
 def test_letters_without_case_are_not_in_lower_case() -> None:
     capitals = [line + " PDF" for line in CHINESE]
     assert "case" not in notes(CHINESE, capitals)
