@@ -285,8 +285,21 @@ def refuse_other_start(start: bytes, name: object) -> None:
             raise UserError(f"{name}: {reason}")
     even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
-        if len(odd) > 1 and all(letters) and not any(zeros):  # Latin letters, without a BOM
+        is_latin = len(odd) > 1 and all(letters) and not any(zeros)
+        if is_latin or _has_utf16_newlines(start, order):  # without a BOM
             raise UserError(f"{name}: {_UTF.format(16, order)}")
+
+
+def _has_utf16_newlines(start: bytes, order: str) -> bool:
+    """Whether most newline bytes at the start of a file belong to newlines of UTF-16, in
+    little-endian (LE) or big-endian (BE) order, and nearly all of those beside a NUL do.
+    """
+    newline = "\n".encode(f"utf-16-{order}")
+    if newline not in start or start.startswith(_PARQUET):
+        return False
+    count = start[: len(start) // 2 * 2].decode(f"utf-16-{order}", "ignore").count("\n")
+    is_most = 2 * count > start.count(b"\n") and 10 * count >= 9 * start.count(newline)
+    return count > 1 and is_most
 
 
 def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) -> tuple[int, bytes]:

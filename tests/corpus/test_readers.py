@@ -27,6 +27,7 @@ from mtrain.corpus.lines import (
     read_file,
     read_text_file,
     reading_from,
+    refuse_other_start,
 )
 from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
 from mtrain.corpus.tables import OTHER_COLUMNS, QUOTED
@@ -175,6 +176,20 @@ def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path: Path) ->
         assert f"a.{name}: its lines end in carriage returns alone; convert it: tr" in message
     for src in (b"b\r\n" * 20, b"a\rb\n" * 20):
         assert scan(write(tmp_path, src, many), Reading()).pairs == 20
+
+
+@pytest.mark.parametrize("order", ["LE", "BE"])
+def test_utf16_without_a_byte_order_mark_is_named(order: str) -> None:
+    for text in ("犬は上に\n小犬\n", "собака\nдом\n", "หมา\nบ้าน\n", "a dog\nä\n"):
+        with pytest.raises(UserError, match=f"convert the file: iconv -f UTF-16{order} -t UTF-8"):
+            refuse_other_start(f"{text}{text}"[:-1].encode(f"utf-16-{order}"), "a.src")
+
+
+def test_utf8_with_nul_is_not_taken_for_utf16() -> None:
+    for text in ("\0dog\ncat\n", "dog\0\ncat\0\nbird\0\n", "\0dog\n\0cat\n\0bird\n", "\n\0"):
+        for padding in ("", "-"):
+            refuse_other_start(f"{padding}{text}犬\n犬\n".encode(), "a.src")
+    refuse_other_start(b"ab\n\0", "a.src")
 
 
 def test_lengths_of_texts_in_a_parquet_file_are_no_carriage_returns(tmp_path: Path) -> None:
