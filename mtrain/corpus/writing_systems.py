@@ -18,7 +18,7 @@ SCRIPTS = {
     "HIRAGANA": "hira hrkt jpan ja",
     "KATAKANA": "hrkt jpan kana ja",
     "HANGUL": "hang kore ko",
-    "ARABIC": "arab aran ar ckb fa ps sd ug ur",
+    "ARABIC": "arab aran ar azb ckb fa pnb ps sd ug ur",
     "HEBREW": "hebr he iw yi",
     "GREEK": "grek el",
     "DEVANAGARI": "deva hi mr ne sa",
