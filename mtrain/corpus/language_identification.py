@@ -7,6 +7,7 @@ a preposition.
 import re
 from collections import Counter
 from collections.abc import Sequence
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +34,10 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def words_of(text: str) -> set[str]:
-    """Return the different words of a text in lower case, without digits and punctuation."""
-    return set(_WORD.findall(text.lower()))
+    """Return the different words of a text in lower case, without digits and punctuation, and with
+    accents that are separate characters joined to their letters.
+    """
+    return set(_WORD.findall(normalize("NFC", text).lower()))
 
 
 class ThirdLanguage:

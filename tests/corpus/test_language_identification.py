@@ -71,6 +71,14 @@ def test_a_side_that_was_read_in_a_wrong_encoding_lacks_the_words(written: str, 
     assert not lacks_frequent_words(misread, sources, "tt", "en")  # whose words are not known
 
 
+@pytest.mark.parametrize("code", LATIN)
+def test_accents_apart_from_their_letters_make_no_other_language(code: str) -> None:
+    texts = [unicodedata.normalize("NFD", " ".join(sorted(FREQUENT[code])))] * 500
+    assert other_language(texts, code) == ""
+    assert not lacks_frequent_words(texts, ENGLISH, code, "en")
+    assert lost_accents(texts, code)[0] == 0.0
+
+
 def test_all_codes_of_frequent_words_are_languages_with_names() -> None:
     assert set(FREQUENT) <= set(NAMES)
     assert all(len(words) > 20 for words in FREQUENT.values())
