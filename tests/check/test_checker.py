@@ -858,6 +858,7 @@ def test_tables_of_languages_hold_together() -> None:
     assert scripts_of("xx") == scripts_of("uz_Tfng") == set()
     # of South Azerbaijani and Western Punjabi, unlike az and pa
     assert scripts_of("azb") == scripts_of("pnb") == {"ARABIC"}
+    assert {"azb", "pnb"} <= NAMES.keys()  # which mtrain init accepts as the suffix of a file
     assert all(scripts_of(code) for code in FREQUENT if code != "sr")  # is written in two
     assert all(name == name.strip() for name in NAMES.values())
     assert cut_to_width("日本語テキスト", 9) == "日本語..."
