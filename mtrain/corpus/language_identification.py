@@ -31,13 +31,18 @@ MIN_LACKING, MIN_SHARE, MAX_LEFT = 400, 0.05, 0.12
 MIN_WORDS = 3  # frequent words of a third language that indicate it
 
 _WORD = re.compile(r"[^\W\d_]+")
+_ACCENT = re.compile("[\u0300-\u036f]")
+# Not all accents of a letter: normalization takes quadratic time in their number.
+_LETTER_WITH_ACCENTS = re.compile("\\w[\u0300-\u036f]{1,4}")
 
 
 def words_of(text: str) -> set[str]:
     """Return the different words of a text in lower case, without digits and punctuation, and with
     accents that are separate characters joined to their letters.
     """
-    return set(_WORD.findall(normalize("NFC", text).lower()))
+    if _ACCENT.search(text):
+        text = _LETTER_WITH_ACCENTS.sub(lambda match: normalize("NFC", match[0]), text)
+    return set(_WORD.findall(text.lower()))
 
 
 class ThirdLanguage:

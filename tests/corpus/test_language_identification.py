@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import unicodedata
 
 import pytest
@@ -12,6 +13,7 @@ from mtrain.corpus.language_identification import (
     ThirdLanguage,
     lacks_frequent_words,
     other_language,
+    words_of,
 )
 from mtrain.corpus.writing_systems import scripts_of
 
@@ -77,6 +79,12 @@ def test_accents_apart_from_their_letters_make_no_other_language(code: str) -> N
     assert other_language(texts, code) == ""
     assert not lacks_frequent_words(texts, ENGLISH, code, "en")
     assert lost_accents(texts, code)[0] == 0.0
+
+
+def test_words_of_a_letter_with_very_many_accents_take_no_quadratic_time() -> None:
+    start = time.monotonic()
+    assert words_of("e" + "\u0301\u0316" * 50_000 + " word") >= {"word"}
+    assert time.monotonic() - start < 2.0  # it was ten seconds
 
 
 def test_all_codes_of_frequent_words_are_languages_with_names() -> None:
