@@ -137,7 +137,8 @@ def swapped_fraction(
     swapped = int(((first < 0) & (second > 0)).sum())
     fraction = swapped / max(1, right + swapped)
     # frequent words of one language alone, such as English "is", may be words of the other, too
-    is_sure = _are_distinct(src_lang, tgt_lang) or (_words(src_lang) and _words(tgt_lang))
+    is_sure = bool(_words(src_lang) and _words(tgt_lang))
+    is_sure |= _are_distinct(src_lang, tgt_lang) or bool(_extra_scripts(src_lang, tgt_lang))
     is_enough = fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED)
     return fraction if swapped >= MIN_SWAPPED and is_enough else 0.0
 
@@ -146,6 +147,15 @@ def _are_distinct(language: str, other: str) -> bool:
     """Whether two languages are written in different scripts."""
     scripts, other_scripts = scripts_of(language), scripts_of(other)
     return bool(scripts and other_scripts and scripts.isdisjoint(other_scripts))
+
+
+def _extra_scripts(language: str, other: str) -> set[str]:
+    """Return the scripts that one of two languages has besides all those of the other, as Japanese
+    has Kana besides the characters of Chinese; an empty set for other languages.
+    """
+    scripts, other_scripts = scripts_of(language), scripts_of(other)
+    is_part = scripts < other_scripts or other_scripts < scripts
+    return scripts ^ other_scripts if scripts and other_scripts and is_part else set()
 
 
 def _words(language: str) -> set[str]:
@@ -159,6 +169,9 @@ def _languages(texts: Sequence[str], language: str, other: str) -> NDArray[np.in
     """
     if _are_distinct(language, other):
         return _sides(_count_letters(texts, language, other), 1)
+    if extra := _extra_scripts(language, other):
+        has_extra = extra <= scripts_of(language)
+        return _sides(_count_extra(texts, scripts_of(language) | extra, extra, has_extra))
     return _sides(_count_words(texts, language, other))
 
 
@@ -173,6 +186,21 @@ def _count_letters(texts: Sequence[str], *languages: str) -> list[list[int]]:
     scripts = [scripts_of(language) for language in languages]
     letters = (Counter(map(script_of, text)) for text in texts)
     return [[sum(count[name] for name in names) for names in scripts] for count in letters]
+
+
+def _count_extra(
+    texts: Sequence[str], scripts: set[str], extra: set[str], is_first: bool
+) -> list[list[int]]:
+    """Count the letters of each text in the `extra` scripts of one language, the first if
+    `is_first`. A long text in the other scripts alone counts as one letter of the other language.
+    """
+    result = []
+    for text in texts:
+        letters = Counter(map(script_of, filter(str.isalpha, text)))
+        own = sum(letters[script] for script in extra)
+        other = int(not own and sum(letters[script] for script in scripts) >= LONG)
+        result.append([own, other] if is_first else [other, own])
+    return result
 
 
 def _count_words(texts: Sequence[str], language: str, other: str) -> list[list[int]]:

@@ -13,6 +13,7 @@ from mtrain.corpus.language_identification import (
     ThirdLanguage,
     lacks_frequent_words,
     other_language,
+    swapped_fraction,
     words_of,
 )
 from mtrain.corpus.writing_systems import scripts_of
@@ -85,6 +86,14 @@ def test_words_of_a_letter_with_very_many_accents_take_no_quadratic_time() -> No
     start = time.monotonic()
     assert words_of("e" + "\u0301\u0316" * 50_000 + " word") >= {"word"}
     assert time.monotonic() - start < 2.0  # it was ten seconds
+
+
+def test_the_middle_dot_of_katakana_makes_no_japanese() -> None:
+    """Chinese text has it in foreign names."""
+    japanese = ["これは何ですか", "東京大学図書館"] * 100
+    chinese = ["這是什麼東西", "安娜・李的大學圖書館"] * 100
+    assert swapped_fraction(japanese, chinese, "ja", "zh") == 0.0
+    assert swapped_fraction(chinese, japanese, "ja", "zh") == 1.0
 
 
 def test_all_codes_of_frequent_words_are_languages_with_names() -> None:

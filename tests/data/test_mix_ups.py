@@ -132,6 +132,20 @@ def test_swapped_sides_are_refused_by_their_scripts(
     assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
 
 
+@pytest.mark.parametrize(
+    ("languages", "is_refused"),
+    [("ja zh", False), ("zh ja", True), ("jpn zho_Hant", False), ("cmn jpn", True)],
+)
+def test_swapped_japanese_and_chinese_are_refused_by_kana(
+    tiny_config: TinyConfig, write: Any, languages: str, is_refused: bool
+) -> None:
+    src_lang, tgt_lang = languages.split()
+    pairs = [("小さい犬は家にいる", "小狗現在就在家裏"), ("東京大学図書館", "東京大學圖書館")]
+    train = write("t", [*pairs, ("これは何ですか", "這是什麼")] * 20)
+    settings = {"data.src_lang": src_lang, "data.tgt_lang": tgt_lang, "data.train": [train]}
+    assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
+
+
 @pytest.mark.parametrize("count", [18, 19])
 @pytest.mark.parametrize("name", ["data.valid", "data.test.held_out"])
 def test_a_scored_set_of_which_nine_in_ten_pairs_are_in_train_is_refused(
