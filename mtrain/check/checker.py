@@ -169,6 +169,8 @@ class Checker:
         findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
         if shifts.pairs > MAX_WRONG * findings.pairs:
             findings.remove("unrelated")
+        if findings.count("encoding", "dropped") > findings.pairs:
+            findings.remove("language")  # the few rows that can be read show no language
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")

@@ -90,7 +90,7 @@ _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))"
 # such as 437, 1252 for 1250 or Mac Roman.
 _SIGN_IN_WORD = regex.compile(
     r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00aa\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
-    r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff\ufffc\ufffd]]"
+    r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff\uff00-\uffef\ufffc\ufffd]]"
     r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])"
 )
 # Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7.
@@ -110,9 +110,10 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     are translations, 0 for pairs with another finding, and the pairs that do not look like them.
     """
     _find_text_faults(chunk)
+    marks = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
     lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
     for side in (0, 1):
-        chunk.add("lost", lost[side] & ~lost[1 - side], side)
+        chunk.add("lost", lost[side] & ~lost[1 - side] & (marks[side] > marks[1 - side]), side)
     is_reported = np.array(chunk.blank.any(0))
     chunk.add("blank", is_reported)
     same = np.array([is_identical(pair) for pair in zip(*chunk.texts, strict=True)], bool)

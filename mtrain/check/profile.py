@@ -24,7 +24,7 @@ from mtrain.corpus.language_identification import (
 )
 from mtrain.corpus.lines import shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
-from mtrain.corpus.writing_systems import script_name, scripts_of
+from mtrain.corpus.writing_systems import script_name, scripts_of, tag_of
 from mtrain.data.mix_ups import mix_ups_of
 
 BITS = 18  # of the hashes of words in tables
@@ -215,12 +215,15 @@ class Profile:
             if own and letters and sum(letters[script] for script in own) < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 fraction, only = count / letters.total(), "only " if main in own else ""
-                is_other = main in scripts_of(languages[1 - side])
+                advice = ""
+                if main in scripts_of(languages[1 - side]):
+                    advice = ": are the sides swapped?"
+                elif tag := tag_of(language, main):
+                    advice = f"; if this is right, write {tag}"
                 first.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{fraction:.0%} of "
-                    f"the {('source', 'target')[side]}'s letters are {script_name(main)}"
-                    + (": are the sides swapped?" if is_other else ""),
+                    f"the {('source', 'target')[side]}'s letters are {script_name(main)}{advice}",
                 )
 
     def report_mixture(self) -> None:

@@ -9,14 +9,14 @@ from functools import cache
 from mtrain.config.languages import language_code
 
 SAMPLE = 1000  # lines, about, whose letters are counted
-# The codes of each script in language tags (ISO 15924), then the languages written in it.
+# The codes of each script in language tags (ISO 15924), its own first, then its languages.
 SCRIPTS = {
-    "LATIN": "latf latg latn af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb "
+    "LATIN": "latn latf latg af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb "
     "lt lv mg ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
     "CYRILLIC": "cyrl be bg kk ky mk mn ru tg tt uk",
-    "CJK": "hanb hani hans hant jpan zh ja",
+    "CJK": "hani hanb hans hant jpan zh ja",
     "HIRAGANA": "hira hrkt jpan ja",
-    "KATAKANA": "hrkt jpan kana ja",
+    "KATAKANA": "kana hrkt jpan ja",
     "HANGUL": "hang kore ko",
     "ARABIC": "arab aran ar azb ckb fa pnb ps sd ug ur",
     "HEBREW": "hebr he iw yi",
@@ -82,3 +82,9 @@ def text_direction(language: str) -> str:
 def script_name(script: str) -> str:
     """Return the usual name of a script of `SCRIPTS`."""
     return "Han" if script == "CJK" else script.capitalize()
+
+
+def tag_of(language: str, script: str) -> str:
+    """Return the tag of a language in a script of `SCRIPTS`, such as uz-Cyrl; empty for others."""
+    code = SCRIPTS.get(script, "").partition(" ")[0]
+    return code and f"{re.split('[-_]', language)[0]}-{code.title()}"

@@ -224,7 +224,7 @@ HONEST = [
     "ជំរាប\u200bសួរ ไทย\u200bไทย",
     "👩‍🔧",
     "❤️‍🔥 🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
-    "中国 １２ ＡＢ",
+    "中国 １２ ＡＢ ｘ＝ａ＋ｂ",
     *("未知状态", "网格大小：", "ㅠㅠㅠㅠㅠ", "указатель-дерева", "μπλοκ"),
     "\ufdf2 \ufdfa \ufd3e1\ufd3f, \ufb1d\ufb2a",  # words, brackets, letters with points
     "\u0958\u0940\u092e\u0924, ẹ̀kọ́, 2 \u212b",  # which NFC makes longer, or no shorter
@@ -391,6 +391,7 @@ def test_letters_that_became_question_marks_are_found(folder: Folder) -> None:
         tgt[200 + row] += f" {text}".encode()
     for side in (src, tgt):
         side[300] += b" files a?b"  # on both sides, thus intended
+    src[310], tgt[310] = b"for ???? days, since ??:?? of the last day", b"qua ???? e, ??:??"
     report = folder.look()
     assert places(report, "lost") == [("train.xb", row) for row in (101, 102, 103)]
 
@@ -714,6 +715,29 @@ def test_a_side_without_the_frequent_words_of_its_language(folder: Folder) -> No
     lines[:] = [line + b" " + words[n % 8].encode() for n, line in enumerate(lines)]
     messages = json.dumps([finding["examples"] for _, _, finding in found(folder.look())])
     assert "the targets have hardly any frequent words of ru; were they read in" in messages
+
+
+def test_a_language_in_another_script(folder: Folder) -> None:
+    folder.data["tgt_lang"] = "uz"
+    letters = str.maketrans("abcdefghiklmnopqrstuvwxyz", "абцдефгхиклмнопярстувшзыж")
+    for lines in (folder.bytes[f"{name}.xb"] for name in ("train", "valid", "test")):
+        lines[:] = [line.decode().translate(letters).encode() for line in lines]
+    [message] = messages(folder.look(), "language")
+    assert message == (
+        "data.tgt_lang is uz, but 100% of the target's letters are Cyrillic; "
+        "if this is right, write uz-Cyrl"
+    )
+
+
+def test_a_side_in_a_legacy_encoding_is_not_judged_by_its_rows_in_ascii(folder: Folder) -> None:
+    folder.data["tgt_lang"] = "ja"
+    lines = folder.bytes["train.xb"]
+    lines[:] = [
+        "日本語です".encode("euc-jp") if row % 9 else text for row, text in enumerate(lines)
+    ]
+    report = folder.look()
+    assert not messages(report, "language")
+    assert ("data.train.0", "encoding") in kinds(report)
 
 
 def test_a_part_of_a_side_in_reverse(folder: Folder) -> None:
