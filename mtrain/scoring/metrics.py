@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from mtrain.config.languages import UNSPACED, UNSPLIT_BY_13A, tokenizer_for
@@ -20,8 +19,10 @@ SIGNIFICANT = 0.05  # largest p-value of a significant difference, as in sacreBL
 MIN_TESTED = 10  # lines for a test; fewer do not give enough different resamples
 MOSTLY, PARTLY = 0.5, 0.2  # fractions of the letters; technical Chinese may be mostly Latin
 _RESAMPLES = 1000
-# TER takes 10 to 30 ms a line: from `MANY_LINES` on, worker processes count `CHUNK` lines a task.
-MANY_LINES, CHUNK = 400, 50
+# TER takes 10 to 30 ms for a sentence, and seconds to minutes for one of hundreds of words: from
+# so many characters of references on, worker processes count the edits of `CHUNK` lines a task.
+MANY_CHARACTERS, CHUNK = 25_000, 10
+MANY_WORDS = 400  # of a line
 DEATH = "a process that counts edits for TER died, perhaps for lack of memory; start again"
 
 
@@ -147,12 +148,7 @@ def score_all(
     tokenize = choose_tokenizer(tokenize, tgt_lang, references)
     _warn_of_ter(references)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
-    with progress_bar(len(METRICS), "metric", "scoring") as bar:
-        scores = {}
-        for metric in METRICS:
-            scores[metric] = score(metric, hypotheses, references, **options)
-            bar.update()
-    return scores
+    return {metric: score(metric, hypotheses, references, **options) for metric in METRICS}
 
 
 def sentence_chrf(
@@ -267,12 +263,28 @@ def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list
     """Return TER's statistics of each line, a hypothesis and its references: the number of edits
     and the mean length of the references.
     """
+    words = [
+        min(len(text) if by_characters else len(text.split()) for text in line) for line in lines
+    ]
+    if (longest := max(words, default=0)) >= MANY_WORDS:
+        logger.warning(
+            "TER takes minutes for long lines, such as line %d of %s %s; give sentences",
+            words.index(longest) + 1,
+            f"{longest:,}",
+            "characters" if by_characters else "words",
+        )
     count = partial(_count_edits_here, by_characters)
-    processes = available_threads()
-    if len(lines) < MANY_LINES or processes == 1:
-        return count(lines)
     chunks = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
-    return list(chain.from_iterable(map_tasks(count, chunks, processes, DEATH)))
+    results: Iterable[list[list[float]]] = map(count, chunks)
+    processes = available_threads()
+    if processes > 1 and sum(len(line[1]) for line in lines) >= MANY_CHARACTERS:
+        results = map_tasks(count, chunks, processes, DEATH)
+    statistics = list[list[float]]()
+    with progress_bar(len(lines), "line", "counting edits for TER") as bar:
+        for result in results:
+            statistics += result
+            bar.update(len(result))
+    return statistics
 
 
 def _count_edits_here(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list[float]]:

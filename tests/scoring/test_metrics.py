@@ -126,12 +126,24 @@ def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch
         tasks.append(len(parts))
         return map_tasks(work, parts, number, death)
 
-    for name, value in (("MANY_LINES", 6), ("CHUNK", 4), ("map_tasks", recorded)):
+    for name, value in (("MANY_CHARACTERS", 6), ("CHUNK", 4), ("map_tasks", recorded)):
         monkeypatch.setattr(metrics, name, value)
     monkeypatch.setattr(metrics, "available_threads", lambda: 2)
     assert score("ter", HYPOTHESIS, references, interval=True) == expected
     assert paired_tests(["ter"], systems, references, "13a", False) == compared
     assert tasks == [2, 2, 2]
+
+
+def test_long_lines_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TER takes more than quadratic time in the length of a line."""
+    monkeypatch.setattr(metrics, "MANY_WORDS", 30)
+    short, long = "a b c", "a b c d " * 10
+    score("ter", [short, long, long], [[short, long, short]])
+    score("ter", [short, long], [[long, short]])
+    text = "TER takes minutes for long lines, such as line 2 of 40 words; give sentences"
+    assert caplog.messages == [text]
 
 
 def test_an_interval_changes_no_score_and_wants_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
