@@ -32,12 +32,18 @@ LINE_OVERHEAD = 100  # bytes added to a set by each line
 TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
-_UTF = "UTF-{0}, not UTF-8; convert the file: iconv -f UTF-{0}{1} -t UTF-8"
+_ENCODING = "{}, not UTF-8; convert the file: iconv -f {} -t UTF-8"
+# What switches from ASCII to the letters of an encoding in bytes below 128.
+_ESCAPES = {b"\x1b$B": "ISO-2022-JP", b"\x1b$@": "ISO-2022-JP", b"\x1b$)C": "ISO-2022-KR"}
 # First bytes of files that are not UTF-8 text, and what the error says.
 _OTHER_FORMATS = {
     # before UTF-16, whose first bytes may be the same
-    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), _UTF.format(32, "")),
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), _UTF.format(16, "")),
+    **dict.fromkeys(
+        (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), _ENCODING.format("UTF-32", "UTF-32")
+    ),
+    **dict.fromkeys(
+        (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), _ENCODING.format("UTF-16", "UTF-16")
+    ),
     b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "looks like zstd; unpack it, or give the file a name that ends in .zst",
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
@@ -283,11 +289,14 @@ def refuse_other_start(start: bytes, name: object) -> None:
     for first_bytes, reason in _OTHER_FORMATS.items():
         if start.startswith(first_bytes):
             raise UserError(f"{name}: {reason}")
+    for escape, encoding in _ESCAPES.items():
+        if escape in start and start.isascii():
+            raise UserError(f"{name}: {_ENCODING.format(encoding, encoding)}")
     even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
         is_latin = len(odd) > 1 and all(letters) and not any(zeros)
         if is_latin or _has_utf16_newlines(start, order):  # without a BOM
-            raise UserError(f"{name}: {_UTF.format(16, order)}")
+            raise UserError(f"{name}: {_ENCODING.format('UTF-16', f'UTF-16{order}')}")
 
 
 def _has_utf16_newlines(start: bytes, order: str) -> bool:
