@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 # A run gets a warning if it is below these minima or above these maxima.
 MIN_PAIRS, MIN_LINES = 5_000, 200  # pairs of training text; lines of a scored set
 MAX_EPOCHS, MAX_RATE, MAX_DAYS = 100, 0.01, 14
+MAX_CHANGED = 0.1  # fraction of references that a normalization changes
 DEATH = "the measuring process was killed, perhaps for lack of memory"
 
 
@@ -122,6 +124,29 @@ def tokenizer_warnings(data: DataConfig, references: dict[str, list[str]]) -> It
                 f"{key}: BLEU would compare whole sentences, because its tokenizer for {language}, "
                 "13a, finds no words in them; set data.bleu_tokenize: char, or the right language"
             )
+
+
+def normalization_warnings(rules: str, references: dict[str, list[str]]) -> Iterator[str]:
+    """Yield warnings of scored sets whose references often contain characters that the vocabulary's
+    normalization replaces, so that no translation contains them.
+    """
+    if "nfkc" not in rules:
+        return
+    for key, lines in references.items():
+        changed = [line for line in lines if _is_changed(line)]
+        if len(changed) > MAX_CHANGED * len(lines):
+            odd = next(filter(_is_changed, changed[0]))
+            yield (
+                f"{key}: the normalization of the vocabulary, {rules}, changes "
+                f"{len(changed) / len(lines):.0%} of the references, such as {odd!r} to "
+                f"{normalize('NFKC', odd)!r}: translations will differ from them and score lower; "
+                "use tokenizer.normalization: identity, or normalize the references, too"
+            )
+
+
+def _is_changed(text: str) -> bool:
+    """Whether NFKC replaces characters of a text; combining accents do not count."""
+    return normalize("NFKC", text) != normalize("NFC", text)
 
 
 def describe_run(

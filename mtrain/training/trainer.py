@@ -33,7 +33,12 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stopped
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import describe_run, text_warnings, tokenizer_warnings
+from mtrain.training.plan import (
+    describe_run,
+    normalization_warnings,
+    text_warnings,
+    tokenizer_warnings,
+)
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation
@@ -146,8 +151,11 @@ class Trainer:
             references = {key: text.references for key, text in texts}
             sets = {key: len(lines) for key, lines in references.items()}
             from_scratch = self.config.train.init_from is None
-            few = text_warnings(len(self.prepared.store), sets, from_scratch=from_scratch)
-            for warning in chain(few, tokenizer_warnings(self.config.data, references)):
+            for warning in chain(
+                text_warnings(len(prepared.store), sets, from_scratch=from_scratch),
+                tokenizer_warnings(self.config.data, references),
+                normalization_warnings(prepared.tokenizer.normalization, references),
+            ):
                 logger.warning("%s", warning)
         for warning in forecast.warnings(self.config.train):
             logger.warning("%s", warning)

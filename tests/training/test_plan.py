@@ -30,6 +30,7 @@ from mtrain.training.plan import (
     describe_run,
     disk_warning,
     forecast,
+    normalization_warnings,
     text_warnings,
     tokenizer_warnings,
 )
@@ -199,6 +200,15 @@ def test_text_that_bleu_cannot_split_into_words_is_warned_of(
     found = list(tokenizer_warnings(data, {"data.valid": [line]} if line else {}))
     assert [text.split(":")[0] for text in found] == warned
     assert all("in them; set data.bleu_tokenize: char" in text for text in found)
+
+
+def test_a_normalization_that_changes_references_is_warned_of() -> None:
+    references = {"data.valid": ["你好，世界", "abc"], "data.test.x": ["abc", "cafe\u0301"]}
+    [text] = normalization_warnings("nmt_nfkc", references)
+    assert text.startswith("data.valid: the normalization of the vocabulary, nmt_nfkc, changes 50%")
+    assert "such as '，' to ','" in text
+    assert list(normalization_warnings("identity", references)) == []
+    assert list(normalization_warnings("nfkc", {"data.valid": []})) == []
 
 
 def test_a_measured_time_replaces_the_estimate(
