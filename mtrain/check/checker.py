@@ -44,6 +44,8 @@ from mtrain.runtime.stop import Stop
 
 # Texts in the same third language to report them; fewer may be titles and quotations.
 MIN_THIRD, MIN_THIRD_FRACTION = 5, 0.002
+# Texts of a side with a bullet or number to report them; fewer may be dates and ordinal numbers.
+MIN_MARKED, MIN_MARKED_FRACTION = 20, 0.01
 ROW_BITS = 40  # low bits of a pair's number: the row; the rest is the index of the corpus
 
 
@@ -167,6 +169,7 @@ class Checker:
         # stretches show the same, more exactly
         findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
         findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
+        findings.remove_few("marked", max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
         if shifts.pairs > MAX_WRONG * findings.pairs:
             findings.remove("unrelated")
         if findings.count("encoding", "dropped") > findings.pairs:

@@ -101,6 +101,8 @@ _ESCAPED = re.compile(
 )
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
+# A dash, a bullet, a time or a number of a list at the start of a text.
+_MARK = re.compile(r"\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
@@ -144,9 +146,13 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:
     """Report faults that only one side of a pair has: the text of both sides, words that run
-    together or letters apart, repetitions. Return the rows of the first kind.
+    together or letters apart, repetitions, bullets and numbers at the start. Return the rows of the
+    first kind.
     """
     is_both = np.zeros(len(chunk), bool)
+    has_mark = [
+        np.array([_MARK.match(text) is not None for text in texts]) for texts in chunk.texts
+    ]
     has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]
     is_loop = [_repeats(words) | _are_doubled(words) for words in chunk.words]
     for side in (0, 1):
@@ -158,6 +164,8 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         chunk.add("both", holds, side)
         chunk.add("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
         chunk.add("loop", is_loop[side] & ~is_loop[1 - side], side)
+        detail = f"({('source', 'target')[side]})"
+        chunk.add("marked", has_mark[side] & ~has_mark[1 - side], side, detail=detail)
     return is_both
 
 

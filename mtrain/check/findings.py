@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "repeated": (WARNING, "one text with many different translations"),
     "quoted": (WARNING, "texts in double quotes, as in a table"),
     "numbered": (WARNING, "nearly all texts begin with a number"),
+    "marked": (WARNING, "dashes, bullets, times or numbers before texts of one side"),
     "tokenized": (WARNING, "spaces before commas or periods on one side"),
     "swapped": (WARNING, "pairs with source and target swapped"),
     "other_language": (WARNING, "in the other side's language"),

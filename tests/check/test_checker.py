@@ -298,6 +298,23 @@ def test_a_text_that_occurs_twice_in_its_line_is_named(tmp_path: Path, joint: st
     assert places(folder.look(), "loop") == [("train.xb", 101)]
 
 
+@pytest.mark.parametrize(
+    "mark", ["- ", "•\u00a0", "00:01:02,000 --> ", "[12:30] ", "7. ", " (12) "]
+)
+def test_marks_before_texts_of_one_side(folder: Folder, mark: str) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    for row in range(0, 600, 20):
+        tgt[row] = mark.encode() + tgt[row]
+        for side in (src, tgt):
+            side[row + 1] = mark.encode() + side[row + 1]  # on both sides, thus intended
+    assert places(folder.look(examples=50), "marked") == [
+        ("train.xb", row + 1) for row in range(0, 600, 20)
+    ]
+    for row in range(0, 200, 20):
+        tgt[row] = tgt[row].removeprefix(mark.encode())
+    assert places(folder.look(), "marked") == [], "fewer than one in a hundred"
+
+
 FRENCH = [
     "les mots que {} est dans le {}",
     "un {} avec une {} pour des {}",
