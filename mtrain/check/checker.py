@@ -7,6 +7,7 @@
 """
 
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby, islice
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from mtrain.check.chunks import Chunk, chunks
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
+from mtrain.check.mixture import report_mixture
 from mtrain.check.overlap import TRAIN, ScoredSet
 from mtrain.check.profile import MAX_WRONG, Profile, report_whole
 from mtrain.check.shifts import Shifts
@@ -100,13 +102,16 @@ class Checker:
                 for chunk in chunks(findings, map(itemgetter(1), group), self.characters)
             ]
             profile = Profile(self.sample)
-            for languages in dict.fromkeys(part.findings.languages for part in self.sample):
-                parts = [part for part in self.sample if part.findings.languages == languages]
-                is_whole = len(parts) == len(self.sample)
+            by_languages = defaultdict[tuple[str, str], list[Chunk]](list)
+            for part in self.sample:
+                by_languages[part.findings.languages].append(part)
+            for languages, parts in by_languages.items():
+                is_whole = len(by_languages) == 1
                 (profile if is_whole else Profile(parts)).compare(self.config.data, languages)
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
-            profile.report_mixture()
+            for parts in by_languages.values():
+                report_mixture(parts, self.stop.check)  # once the other findings are known
         for scored_set in scored:
             scored_set.report(self.config.data)
 
@@ -173,7 +178,7 @@ class Checker:
         if shifts.pairs > MAX_WRONG * findings.pairs:
             findings.remove("unrelated")
         if findings.count("encoding", "dropped") > findings.pairs:
-            findings.remove("language")  # the few rows that can be read show no language
+            findings.remove("language")  # most rows cannot be read; the rest may be in ASCII only
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")

@@ -8,28 +8,50 @@
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import Findings
 from mtrain.check.words import GOLDEN
+from mtrain.corpus.lines import shorten_text
 
 MIN_LENGTH, MAX_LENGTH = 20, 200  # characters of a text: shorter are left out, longer are cut
 MIN_TEXTS, MAX_TEXTS = 200, 4000
 MAX_CHARACTERS = 200  # different ones; rarer ones are replaced by their range of 4,096
 PRIOR = 4.0  # occurrences by the shorter context, added to those of each context
 # A group starts with one of these fractions of texts, the least probable ones for their other
-# sides, with one end of a principal component of the characters of texts, or with one of several
-# stretches of equal length.
-ODD_FRACTIONS, COMPONENTS, STRETCHES = (0.01, 0.2), 3, 6
+# sides, or with one end of a principal component of the characters of texts.
+ODD_FRACTIONS, COMPONENTS = (0.01, 0.2), 3
 # Rounds of the split from each start, and further ones from the best.
 FIRST_ROUNDS, MORE_ROUNDS = 3, 15
 # Bits per character that the texts of each group gain by their own model, in the median: at least
 # in one group, in both, and their sum as a multiple of that on the other side.
 MIN_GAIN, MIN_OTHER_GAIN, MIN_RATIO = 2.5, 1.5, 5.0
 MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
+
+# Kinds of findings that say how a part of a side is written.
+EXPLAINING_KINDS = [
+    "other_language",
+    "third_language",
+    "script",
+    "mojibake",
+    "no_character",
+    "lost",
+    "escaped",
+    "spacing",
+    "markup",
+    "subwords",
+    "decomposed",
+    "presentation",
+    "control",
+    "invisible",
+]
+MAX_SHOWN = 40  # characters of a text in a message
 
 Bits = NDArray[np.float64]  # for each text, per character
 Mask = NDArray[np.bool_]  # for each text
@@ -59,6 +81,7 @@ class LetterModel:
         distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
         is_rare = np.argsort(np.argsort(-counts, kind="stable")) >= MAX_CHARACTERS
         symbols = np.where(is_rare & (distinct != 10), 0x110000 + (distinct >> 12), distinct)
+        # each character of all texts, and the two before it, which are line ends before a text
         third = symbols[inverse].astype(np.uint64)
         second = np.append(np.uint64(10), third[:-1])
         first = np.where(second == 10, second, np.append(second[:1], second[:-1]))
@@ -85,7 +108,7 @@ class LetterModel:
             in_rest = [total - count for total, count in zip(elsewhere, in_group, strict=True)]
             for model, (ngrams, contexts) in enumerate((in_group, in_rest)):
                 probabilities[model] = (ngrams + PRIOR * probabilities[model]) / (contexts + PRIOR)
-        bits = [np.bincount(self.rows, nats) for nats in -np.log2(probabilities)]
+        bits = [np.bincount(self.rows, costs) for costs in -np.log2(probabilities)]
         return np.array(bits) / self.lengths
 
 
@@ -98,8 +121,47 @@ def _numbers(*symbols: NDArray[np.uint64]) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1]
 
 
-def find_mixture(sources: Sequence[str], targets: Sequence[str]) -> Mixture | None:
-    """Find a side of pairs of texts of which a part, its smaller one, is written in another way."""
+def report_mixture(sample: Sequence[Chunk], check_stop: Callable[[], None]) -> None:
+    """Report the corpora with a part of a side that is written in another way than the rest of the
+    sample, if no other finding says how. All chunks must have the same languages.
+    """
+    src, tgt = ([text for part in sample for text in part.texts[side]] for side in (0, 1))
+    mixture = find_mixture(src, tgt, check_stop)
+    if mixture is None:
+        return
+    rows = [(part, row) for part in sample for row in range(len(part))]
+    compared = Counter(rows[index][0].findings.name for index in mixture.compared)
+    by_corpus = defaultdict[str, list[tuple[Chunk, int]]](list)
+    for index in mixture.part:
+        by_corpus[rows[index][0].findings.name].append(rows[index])
+    for name, found in by_corpus.items():
+        findings, fraction = found[0][0].findings, len(found) / compared[name]
+        if findings.count(*EXPLAINING_KINDS) < fraction * findings.pairs / 2:
+            findings.add_message("mixture", _message(findings, found, mixture.side, fraction))
+
+
+def _message(findings: Findings, found: list[tuple[Chunk, int]], side: int, fraction: float) -> str:
+    """Describe the texts of a part, the most different first, by their chunks and rows."""
+    numbers = sorted(chunk.numbers[row] for chunk, row in found)
+    low, high = numbers[len(numbers) // 20], numbers[-1 - len(numbers) // 20]
+    chunk, row = found[0]
+    return (
+        f"about {fraction:.1%} of the {('sources', 'targets')[side]} of {MIN_LENGTH} characters "
+        f"and more, nearly all of them from {findings.name_row(low, side)} to {high}, such as "
+        f"{findings.name_row(chunk.numbers[row], side)} "
+        f"({shorten_text(chunk.texts[side][row], MAX_SHOWN)}): another encoding or "
+        "language, letters in reverse order, capital letters, or no text?"
+    )
+
+
+def find_mixture(
+    sources: Sequence[str],
+    targets: Sequence[str],
+    check_stop: Callable[[], None] = lambda: None,
+) -> Mixture | None:
+    """Find a side of pairs of texts of which a part, its smaller one, is written in another way.
+    `check_stop` is called again and again, and may raise.
+    """
     compared = [
         index
         for index, pair in enumerate(zip(sources, targets, strict=True))
@@ -111,7 +173,10 @@ def find_mixture(sources: Sequence[str], targets: Sequence[str]) -> Mixture | No
     models = [LetterModel([texts[index] for index in compared]) for texts in (sources, targets)]
     for side in (0, 1):
         model, other = models[side], models[1 - side]
-        groups = [_split(model, start, FIRST_ROUNDS) for start in _starts(model, other)]
+        groups = list[Mask]()
+        for start in _starts(model, other):
+            check_stop()
+            groups.append(_split(model, start, FIRST_ROUNDS))
         group = _split(model, max(groups, key=lambda group: min(_gains(model, group))), MORE_ROUNDS)
         if _is_of_one_side(_gains(model, group), _gains(other, group)):
             order = np.argsort(-_gain(model, group), kind="stable")
@@ -121,8 +186,7 @@ def find_mixture(sources: Sequence[str], targets: Sequence[str]) -> Mixture | No
 
 def _starts(model: LetterModel, other: LetterModel) -> Iterator[Mask]:
     """Yield groups of texts to start from."""
-    texts = len(model.lengths)
-    everything = np.ones(texts, bool)
+    everything = np.ones(len(model.lengths), bool)
     oddness = model.bits(everything)[0] - other.bits(everything)[0]
     for fraction in ODD_FRACTIONS:
         yield oddness >= np.quantile(oddness, 1 - fraction)
@@ -131,8 +195,6 @@ def _starts(model: LetterModel, other: LetterModel) -> Iterator[Mask]:
     for direction in np.linalg.eigh(centered.T @ centered)[1].T[-COMPONENTS:]:
         scores = centered @ direction
         yield scores >= np.quantile(scores, (0.005, 0.995)).mean()
-    for stretch in range(STRETCHES):
-        yield np.arange(texts) * STRETCHES // texts == stretch
 
 
 def _split(model: LetterModel, group: Mask, rounds: int) -> Mask:

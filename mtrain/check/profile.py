@@ -1,7 +1,7 @@
 """Learn from a sample what is normal on the two sides of a corpus: scripts, words, lengths."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from itertools import groupby, product
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import CONTEXT, Chunk
-from mtrain.check.mixture import find_mixture
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.accents import lost_accents
@@ -22,7 +21,6 @@ from mtrain.corpus.language_identification import (
     lacks_frequent_words,
     other_language,
 )
-from mtrain.corpus.lines import shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of, tag_of
 from mtrain.data.mix_ups import mix_ups_of
@@ -53,12 +51,6 @@ _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
 # Minimal number of texts of the greatest length, and minimal multiple of the number of texts of
 # each of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
-# Kinds of findings that say how a part of a side is written.
-EXPLAIN_MIXTURE = (
-    *("other_language", "third_language", "script", "mojibake", "no_character", "lost", "escaped"),
-    *("spacing", "markup", "subwords", "decomposed", "presentation", "control", "invisible"),
-)
-MAX_SHOWN = 40  # characters of a text in a message
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -219,39 +211,11 @@ class Profile:
                 if main in scripts_of(languages[1 - side]):
                     advice = ": are the sides swapped?"
                 elif tag := tag_of(language, main):
-                    advice = f"; if this is right, write {tag}"
+                    advice = f": is this the right file? If {language} is meant, write {tag}"
                 first.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{fraction:.0%} of "
                     f"the {('source', 'target')[side]}'s letters are {script_name(main)}{advice}",
-                )
-
-    def report_mixture(self) -> None:
-        """Report the corpora with a part of a side that is written in another way than the rest, if
-        no finding about single texts says how.
-        """
-        src, tgt = ([text for part in self.sample for text in part.texts[i]] for i in (0, 1))
-        mixture = find_mixture(src, tgt)
-        if mixture is None:
-            return
-        rows = [(part, row) for part in self.sample for row in range(len(part))]
-        compared = Counter(rows[index][0].findings.name for index in mixture.compared)
-        by_corpus = defaultdict[str, list[tuple[Chunk, int]]](list)
-        for chunk, row in map(rows.__getitem__, mixture.part):
-            by_corpus[chunk.findings.name].append((chunk, row))
-        for name, found in by_corpus.items():
-            chunk, row = found[0]
-            findings, side, fraction = chunk.findings, mixture.side, len(found) / compared[name]
-            numbers = sorted(chunk.numbers[row] for chunk, row in found)
-            low, high = numbers[len(numbers) // 20], numbers[-1 - len(numbers) // 20]
-            if findings.count(*EXPLAIN_MIXTURE) < fraction * findings.pairs / 2:
-                findings.add_message(
-                    "mixture",
-                    f"about {fraction:.1%} of the {('sources', 'targets')[side]}, nearly all of "
-                    f"them from {findings.name_row(low, side)} to {high}, such as "
-                    f"{findings.name_row(chunk.numbers[row], side)} "
-                    f"({shorten_text(chunk.texts[side][row], MAX_SHOWN)}): another encoding or "
-                    "language, letters in reverse order, capital letters, or no text?",
                 )
 
     def _find_unrelated(self, rows: Chunk) -> None:

@@ -28,6 +28,7 @@ from mtrain.runtime.errors import (
     UserError,
     as_user_error,
     lack_of_threads,
+    missing_library,
     printable,
 )
 
@@ -115,7 +116,7 @@ def main() -> None:
         log.logger.error("%s", printable(text))
         sys.exit(EXIT_FAILED)
     except (UserError, OSError, MemoryError, ImportError, RuntimeError) as error:
-        shown = lack_of_threads(error) if isinstance(error, RuntimeError) else as_user_error(error)
+        shown = _shown(error)
         if shown is None:
             raise
         if log.logger.isEnabledFor(logging.DEBUG):
@@ -124,6 +125,15 @@ def main() -> None:
             level = logging.WARNING if isinstance(shown, StoppedError) else logging.ERROR
             log.logger.log(level, "%s", shown)
         sys.exit(shown.exit_code)
+
+
+def _shown(error: Exception) -> UserError | None:
+    """Return the error to show; None for a fault of mtrain, whose traceback is needed."""
+    if isinstance(error, ImportError):
+        return missing_library(error)
+    if isinstance(error, RuntimeError):
+        return lack_of_threads(error)
+    return as_user_error(error) if isinstance(error, UserError | OSError | MemoryError) else None
 
 
 def _show_version(is_wanted: bool) -> None:

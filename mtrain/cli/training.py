@@ -120,8 +120,10 @@ def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
     from mtrain.config.loading import table_entry  # pydantic takes a while
 
-    table = next((text for text in (src, tgt or src) if table_entry(str(text))), None)
-    if tgt is not None and (table is None or table.suffix == ".csv"):  # of one column, perhaps
+    tables = [text for text in (src, tgt or src) if table_entry(str(text))]
+    # a .csv of two may have a single column
+    table = next((text for text in tables if tgt is None or text.suffix != ".csv"), None)
+    if tgt is not None and table is None:
         return tgt
     text = "mtrain init: give two files, source and target, aligned by line"
     if table is not None:

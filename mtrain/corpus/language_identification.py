@@ -21,7 +21,7 @@ MIN_TEXTS = 100  # to judge the language of a whole side
 MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
 # Fractions of pairs with swapped sides, above which there is a warning and an error.
 MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
-LONG = 6  # words of a text that would have a frequent word of its language
+LONG = 6  # words of a text, or letters of Chinese, that would have a frequent word of its language
 MUCH_MORE = 3  # times as many frequent words of a language indicate it
 MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words of its language
 USUAL = 0.1  # fraction of a side's texts that have a word, from which the word is usual there

@@ -292,6 +292,10 @@ def refuse_other_start(start: bytes, name: object) -> None:
     for escape, encoding in _ESCAPES.items():
         if escape in start and start.isascii():
             raise UserError(f"{name}: {_ENCODING.format(encoding, encoding)}")
+    for order, (first, second) in (("LE", (2, 3)), ("BE", (0, 1))):  # without a BOM
+        zeros = start[first:_START_BYTES:4] + start[second:_START_BYTES:4]
+        if len(start) >= 8 and not any(zeros):
+            raise UserError(f"{name}: {_ENCODING.format('UTF-32', f'UTF-32{order}')}")
     even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
         is_latin = len(odd) > 1 and all(letters) and not any(zeros)
@@ -301,7 +305,7 @@ def refuse_other_start(start: bytes, name: object) -> None:
 
 def _has_utf16_newlines(start: bytes, order: str) -> bool:
     """Whether most newline bytes at the start of a file belong to newlines of UTF-16, in
-    little-endian (LE) or big-endian (BE) order, and nearly all of those beside a NUL do.
+    little-endian (LE) or big-endian (BE) order, and nearly all of those next to a NUL do.
     """
     newline = "\n".encode(f"utf-16-{order}")
     if newline not in start or start.startswith(_PARQUET):

@@ -64,7 +64,7 @@ class Format:
 
     read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
     count: Callable[[FileCorpus, Path, Reading, int], int] | None = None
-    place: str = ":"  # what messages put between a file's name and the number of a row
+    before_number: str = ":"  # what messages put between a file's name and the number of a row
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
@@ -81,7 +81,7 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the numbered pairs of a file; raises `RowError` for a row that is not two texts."""
     path, form = reading.root / corpus.file, FORMATS[corpus.kind]
-    return _texts(form.read(corpus, path, reading), corpus, f"{path}{form.place}", reading)
+    return _texts(form.read(corpus, path, reading), corpus, f"{path}{form.before_number}", reading)
 
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
@@ -414,6 +414,6 @@ def _loading(name: str) -> Iterator[None]:
 FORMATS = {
     "tsv": Format(_read_tsv, _count_tsv),
     "jsonl": Format(_read_json_lines),
-    "parquet": Format(_read_parquet, _count_parquet, place=": row "),
-    "tmx": Format(read_tmx, count_tmx, place=": unit "),
+    "parquet": Format(_read_parquet, _count_parquet, before_number=": row "),
+    "tmx": Format(read_tmx, count_tmx, before_number=": unit "),
 }

@@ -120,8 +120,9 @@ def _compare(
             lost = (
                 f"different translations lose {agreement.lost:.3f} natural log-probability a token"
             )
-            advice = "if that is too much, choose --quantization float32"
-            logger.warning("%s, %s: %s; %s", kind, agreement, lost, advice)
+            advice = "; if that is too much, choose --quantization float32"
+            advice = advice if kind != "float32" else ""
+            logger.warning("%s, %s: %s%s", kind, agreement, lost, advice)
 
 
 def _show(agreement: Agreement, name: str, kind: str, show: Show) -> None:

@@ -16,7 +16,7 @@ from mtrain.config.loading import load_stored_config, parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, strip_line_ends
-from mtrain.runs import layout, records
+from mtrain.runs import layout, manifest, records
 from mtrain.runs.history import History
 from mtrain.runs.manifest import MissingError
 from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status
@@ -141,18 +141,20 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
         if copy is None:
             raise
         *lines, last = error.args
-        raise RefusedError(*lines, f"{last}; or restore it from {copy}") from None
+        word = "or restore" if path.exists() else "restore"
+        raise RefusedError(*lines, f"{last}; {word} it from {copy}") from None
 
 
 def copy_of_settings(run_dir: Path) -> Path | None:
-    """Return the `config.yaml` of the newest checkpoint of a run, unless it is damaged, too."""
-    checkpoints = run_dir / layout.CHECKPOINTS
+    """Return the newest intact `config.yaml` of the checkpoints of a run; None if there is none."""
     with suppress(UserError, OSError):
-        refuse_link(checkpoints)
-        for path in layout.steps(checkpoints)[-1:]:
-            refuse_link(path)
-            load_stored_config(path / layout.CONFIG)
-            return path / layout.CONFIG
+        refuse_link(run_dir / layout.CHECKPOINTS)
+        for path in reversed(layout.steps(run_dir / layout.CHECKPOINTS)):
+            with suppress(UserError, OSError):
+                refuse_link(path)
+                manifest.verify(path, layout.CONFIG)
+                load_stored_config(path / layout.CONFIG)
+                return path / layout.CONFIG
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
 from tqdm import tqdm
 
-from mtrain.runs.layout import AVERAGE, STEP
+from mtrain.runs.layout import AVERAGE, BEST, STEP
 from mtrain.runs.tensorboard import TensorBoard
 from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
@@ -159,7 +159,9 @@ def read_record(path: Path, form: type[Content]) -> Content | None:
     try:
         return None if data is None else read_json(data, form)
     except ValueError as error:
-        raise UserError(f"{path}: damaged: {error}; {ADVICE}") from None
+        rebuilt = "remove it, and train will read its scores from metrics.jsonl, or "
+        advice = (rebuilt if path.name == BEST else "") + ADVICE
+        raise UserError(f"{path}: damaged: {error}; {advice}") from None
 
 
 def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> str | None:

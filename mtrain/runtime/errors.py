@@ -24,7 +24,7 @@ SPACES = "\u00a0\u202f\u3000"
 # Characters that join or part the letters of a word, as in Persian and Hindi, and parts of emoji.
 JOINERS = "\u200c\u200d"
 FIRST_JOINED = "\u0590"  # Latin, Greek, Cyrillic and Armenian letters, below it, use no joiners
-# The space of no width that parts words in text without other spaces, such as Khmer, and the
+# The zero-width space that separates words in text without other spaces, such as Khmer, and the
 # blocks from Thai to Burmese and of Khmer.
 ZERO_WIDTH_SPACE, UNSPACED_LETTERS = "\u200b", re.compile("[\u0e00-\u109f\u1780-\u17ff]")
 
@@ -80,17 +80,12 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def as_user_error(error: UserError | OSError | MemoryError | ImportError) -> UserError:
-    """Return the error to show, also for a system error, too little memory, or a library that
-    cannot be loaded.
-    """
+def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
+    """Return the error to show, also for a system error or too little memory."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, MemoryError):
         return UserError("out of memory")
-    if isinstance(error, ImportError):
-        advice = "install mtrain again, or raise the limit on memory (ulimit -v)"
-        return UserError(f"cannot load a library: {first_line(error)}; {advice}")
     return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
 
 
@@ -102,6 +97,14 @@ def lack_of_threads(error: RuntimeError) -> UserError | None:
         "cannot start another thread; raise the limit on processes and threads (ulimit -u), or "
         "free memory"
     )
+
+
+def missing_library(error: ImportError) -> UserError | None:
+    """Return the error to show if a library cannot be loaded; None for a module of mtrain."""
+    if (error.name or "").startswith("mtrain"):
+        return None
+    advice = "install mtrain again, or raise the limit on memory (ulimit -v)"
+    return UserError(f"cannot load a library: {first_line(error)}; {advice}")
 
 
 class RefusedError(UserError):

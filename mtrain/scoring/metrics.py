@@ -19,8 +19,8 @@ SIGNIFICANT = 0.05  # largest p-value of a significant difference, as in sacreBL
 MIN_TESTED = 10  # lines for a test; fewer do not give enough different resamples
 MOSTLY, PARTLY = 0.5, 0.2  # fractions of the letters; technical Chinese may be mostly Latin
 _RESAMPLES = 1000
-# TER takes 10 to 30 ms for a sentence, and seconds to minutes for one of hundreds of words: from
-# so many characters of references on, worker processes count the edits of `CHUNK` lines a task.
+# TER takes 10 to 30 ms for a sentence, and about 10 s for a line of 400 words. For references of
+# this many characters and more, worker processes count the edits of `CHUNK` lines a task.
 MANY_CHARACTERS, CHUNK = 25_000, 10
 MANY_WORDS = 400  # of a line
 DEATH = "a process that counts edits for TER died, perhaps for lack of memory; start again"
@@ -84,12 +84,22 @@ def is_unsplit_by_13a(lines: list[str]) -> bool:
     return script_fraction(UNSPLIT_BY_13A, lines) > MOSTLY
 
 
-def _warn_of_ter(references: list[list[str]]) -> None:
-    """Warn if the references have no spaces between words, since TER then finds no words."""
+def _warn_of_ter(tokenize: str, references: list[list[str]]) -> None:
+    """Warn if the references have no spaces between words, since TER then finds no words, and of
+    long lines.
+    """
     if script_fraction(UNSPACED, references[0]) > MOSTLY:
         logger.warning(
             "TER finds no words in the script of the references: one wrong letter makes a whole "
             "phrase wrong; rely on chrF and BLEU"
+        )
+    by_characters = _has_character_ter(tokenize, references)
+    lengths = [len(line) if by_characters else len(line.split()) for line in references[0]]
+    if (longest := max(lengths, default=0)) >= MANY_WORDS:
+        place, unit = lengths.index(longest) + 1, "characters" if by_characters else "words"
+        logger.warning(
+            "TER takes long for long lines, such as reference %s of %s %s; score sentences instead",
+            *(f"{place:,}", f"{longest:,}", unit),
         )
 
 
@@ -146,7 +156,7 @@ def score_all(
 ) -> dict[str, Score]:
     """Score with each of `METRICS`, tokenized for the target language."""
     tokenize = choose_tokenizer(tokenize, tgt_lang, references)
-    _warn_of_ter(references)
+    _warn_of_ter(tokenize, references)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
     return {metric: score(metric, hypotheses, references, **options) for metric in METRICS}
 
@@ -210,7 +220,7 @@ def paired_tests(
 
     check_seed()
     if "ter" in metrics:
-        _warn_of_ter(references)
+        _warn_of_ter(tokenize, references)
     scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
     tests, has_enough_lines = {}, len(references[0]) >= MIN_TESTED
@@ -263,16 +273,6 @@ def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list
     """Return TER's statistics of each line, a hypothesis and its references: the number of edits
     and the mean length of the references.
     """
-    words = [
-        min(len(text) if by_characters else len(text.split()) for text in line) for line in lines
-    ]
-    if (longest := max(words, default=0)) >= MANY_WORDS:
-        logger.warning(
-            "TER takes minutes for long lines, such as line %d of %s %s; give sentences",
-            words.index(longest) + 1,
-            f"{longest:,}",
-            "characters" if by_characters else "words",
-        )
     count = partial(_count_edits_here, by_characters)
     chunks = (lines[start : start + CHUNK] for start in range(0, len(lines), CHUNK))
     results: Iterable[list[list[float]]] = map(count, chunks)

@@ -87,7 +87,7 @@ class Validation:
             if set(range(every, step, every)) <= {*history.steps}:
                 command = self.metric.command if self.metric else None
                 self.run.check_data({"metric_command": command})
-                logger.warning("%s: missing; rebuilt from %s", path, records.path.name)
+                logger.warning("%s: missing; scores are taken from %s", path, records.path.name)
                 return history
         raise UserError(
             f"{path}: missing, so the best checkpoint is unknown, and {records.path.name} does not "

@@ -741,8 +741,8 @@ def test_a_language_in_another_script(folder: Folder) -> None:
         lines[:] = [line.decode().translate(letters).encode() for line in lines]
     [message] = messages(folder.look(), "language")
     assert message == (
-        "data.tgt_lang is uz, but 100% of the target's letters are Cyrillic; "
-        "if this is right, write uz-Cyrl"
+        "data.tgt_lang is uz, but 100% of the target's letters are Cyrillic: "
+        "is this the right file? If uz is meant, write uz-Cyrl"
     )
 
 
@@ -762,18 +762,33 @@ def test_a_part_of_a_side_in_reverse(folder: Folder) -> None:
     lines[1000:1300] = [line[::-1] for line in lines[1000:1300]]
     [message] = messages(folder.look(), "mixture")
     assert message.startswith(
-        "about 10.0% of the targets, nearly all of them from train.xb:1016 to"
+        "about 10.0% of the targets of 20 characters and more, nearly all of them"
     )
+    assert "from train.xb:1016 to 1285, such as" in message
     assert "another encoding or language, letters in reverse order" in message
 
 
-def test_a_part_that_is_explained_is_not_reported_twice(folder: Folder) -> None:
+def test_two_languages_of_a_side_are_no_mixture(folder: Folder) -> None:
+    """Each corpus is compared with text in its own languages."""
+    han = corpus(600, 9, HAN, "")[1]
+    folder.bytes |= {
+        "more.xb": folder.bytes["train.xb"][:600],
+        "more.zh": [text.encode() for text in han],
+    }
+    folder.data["train"].append({"src": "more.zh", "tgt": "more.xb", "src_lang": "zh"})
+    assert not messages(folder.look(), "mixture")
+
+
+@pytest.mark.parametrize("count", [100, 300])
+def test_a_part_in_other_letters(folder: Folder, count: int) -> None:
+    """Few such texts are each reported; more seem to be usual on their side, but are a part."""
     lines = folder.bytes["train.xb"]
     greek = str.maketrans("abcdefghiklmnopqrstuvwxyz", "αβψδεφγηικλμνοπφρστθωςχυζ")
-    lines[1000:1100] = [line.decode().translate(greek).encode() for line in lines[1000:1100]]
+    for row in range(1000, 1000 + count):
+        lines[row] = lines[row].decode().translate(greek).encode()
     report = folder.look()
-    assert not messages(report, "mixture")
-    assert ("data.train.0", "script") in kinds(report)
+    assert bool(messages(report, "mixture")) == (count == 300)
+    assert (("data.train.0", "script") in kinds(report)) == (count == 100)
 
 
 def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:

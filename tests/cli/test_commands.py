@@ -43,7 +43,7 @@ from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.console import RED, paint
-from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD
+from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD, missing_library
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
@@ -356,6 +356,11 @@ MISTAKES = [
     ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "file: ", "a.tsv.gz, src: 0, tgt: 1"]),
     ("init {tmp}", 2, ["aligned by line; ", " is a folder"]),
     ("init {src} {tmp}/a.tmx", 2, ["give two files", "a.tmx, src: en, tgt: de"]),
+    (
+        "init {tmp}/a.csv {tmp}/b.tsv",
+        2,
+        ["give two files", "b.tsv, src: 0, tgt: 1"],
+    ),
     ("init {tmp}/a.csv", 2, ["give two files", "in data.train: {dataset: FOLDER, split: train"]),
     ("init {src} {tmp}/a.jsonl", 2, ["columns or languages", "a.jsonl, src: en, tgt: de"]),
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
@@ -622,12 +627,15 @@ def test_a_thread_that_cannot_start_ends_without_a_traceback(
 def test_a_library_that_cannot_be_loaded_ends_without_a_traceback(
     command: Command, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "mtrain.data.tokenizer", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    monkeypatch.delitem(sys.modules, "mtrain.data.tokenizer", raising=False)
     result = command("tokenizer", "encode", "-m", run_dir)
     assert result.code == EXIT_FAILED
-    assert "error: cannot load a library: import of mtrain.data.tokenizer halted" in result.err
+    assert "error: cannot load a library: import of sentencepiece halted" in result.err
     assert "install mtrain again, or raise the limit on memory (ulimit -v)" in result.err
     assert "Traceback" not in result.err
+    # a wrong import of mtrain's own needs its traceback
+    assert missing_library(ImportError("cannot import name 'x'", name="mtrain.data.store")) is None
 
 
 def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:

@@ -209,6 +209,8 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
             "ISO-2022-JP, not UTF-8; convert the file: iconv -f ISO",
         ),
         ("한국\n".encode("iso2022_kr"), "ISO-2022-KR, not UTF-8; convert the file: iconv -f ISO"),
+        ("ab\nc\n".encode("utf-32-le"), "UTF-32, not UTF-8; convert the file: iconv -f UTF-32LE"),
+        ("日本\n".encode("utf-32-be"), "UTF-32, not UTF-8; convert the file: iconv -f UTF-32BE"),
         ("a\nb\n".encode("utf-32"), "UTF-32, not UTF-8; convert the file: iconv -f UTF-32 -t"),
         (b"\0\0\xfe\xff" + "a".encode("utf-32-be"), "UTF-32, not UTF-8; convert the file: iconv"),
         (bz2.compress(b"a\nb\n"), "looks like bzip2; unpack it"),

@@ -140,9 +140,10 @@ def test_long_lines_are_warned_of(
     """TER takes more than quadratic time in the length of a line."""
     monkeypatch.setattr(metrics, "MANY_WORDS", 30)
     short, long = "a b c", "a b c d " * 10
-    score("ter", [short, long, long], [[short, long, short]])
-    score("ter", [short, long], [[long, short]])
-    text = "TER takes minutes for long lines, such as line 2 of 40 words; give sentences"
+    score_all([short, long], [[short, long]], "de", None, False)
+    score_all([short, long], [[short, short]], "de", None, False)
+    paired_tests(["bleu"], [("a", [long]), ("b", [long])], [[long]], "13a", False)
+    text = "TER takes long for long lines, such as reference 2 of 40 words; score sentences instead"
     assert caplog.messages == [text]
 
 

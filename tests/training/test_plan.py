@@ -208,6 +208,8 @@ def test_a_normalization_that_changes_references_is_warned_of() -> None:
     assert text.startswith("data.valid: the normalization of the vocabulary, nmt_nfkc, changes 50%")
     assert "such as '，' to ','" in text
     assert list(normalization_warnings("identity", references)) == []
+    spaces = {"data.valid": ["oui\u202f!", "« non\u00a0»", "cafe" + "\u0301" * 5]}
+    assert list(normalization_warnings("nfkc", spaces)) == []
     assert list(normalization_warnings("nfkc", {"data.valid": []})) == []
 
 
