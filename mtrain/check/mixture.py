@@ -24,8 +24,8 @@ MIN_LENGTH, MAX_LENGTH = 20, 200  # characters of a text: shorter are left out, 
 MIN_TEXTS, MAX_TEXTS = 200, 4000
 MAX_CHARACTERS = 200  # different ones; rarer ones are replaced by their range of 4,096
 PRIOR = 4.0  # occurrences by the shorter context, added to those of each context
-# A group starts with one of these fractions of texts, the least probable ones for their other
-# sides, or with one end of a principal component of the characters of texts.
+# A group starts with one of these fractions of texts, the least probable ones compared with their
+# other sides, or with one end of a principal component of the characters of texts.
 ODD_FRACTIONS, COMPONENTS = (0.01, 0.2), 3
 # Rounds of the split from each start, and further ones from the best.
 FIRST_ROUNDS, MORE_ROUNDS = 3, 15
@@ -33,7 +33,6 @@ FIRST_ROUNDS, MORE_ROUNDS = 3, 15
 # in one group, in both, and their sum as a multiple of that on the other side.
 MIN_GAIN, MIN_OTHER_GAIN, MIN_RATIO = 2.5, 1.5, 5.0
 MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
-
 # Kinds of findings that say how a part of a side is written.
 EXPLAINING_KINDS = [
     "other_language",
@@ -87,6 +86,7 @@ class LetterModel:
         first = np.where(second == 10, second, np.append(second[:1], second[:-1]))
         numbers = np.unique(symbols, return_inverse=True)[1]
         self.num_symbols = int(numbers.max()) + 1
+        # fractions of the characters of each text, shape (texts, symbols)
         cells = self.rows * self.num_symbols + numbers[inverse]
         counts = np.bincount(cells, minlength=len(self.lengths) * self.num_symbols)
         self.frequencies = counts.reshape(len(self.lengths), -1) / self.lengths[:, None]
