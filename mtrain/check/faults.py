@@ -102,7 +102,7 @@ _ESCAPED = re.compile(
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # A dash, a bullet, a time or a number of a list at the start of a text.
-_MARK = re.compile(r"\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
+_MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
