@@ -112,10 +112,11 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     are translations, 0 for pairs with another finding, and the pairs that do not look like them.
     """
     _find_text_faults(chunk)
-    marks = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
+    questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
     lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
     for side in (0, 1):
-        chunk.add("lost", lost[side] & ~lost[1 - side] & (marks[side] > marks[1 - side]), side)
+        is_more = questions[side] > questions[1 - side]
+        chunk.add("lost", lost[side] & ~lost[1 - side] & is_more, side)
     is_reported = np.array(chunk.blank.any(0))
     chunk.add("blank", is_reported)
     same = np.array([is_identical(pair) for pair in zip(*chunk.texts, strict=True)], bool)
@@ -150,9 +151,7 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
     first kind.
     """
     is_both = np.zeros(len(chunk), bool)
-    has_mark = [
-        np.array([_MARK.match(text) is not None for text in texts]) for texts in chunk.texts
-    ]
+    has_mark = [np.array(list(map(_MARK.match, texts)), bool) for texts in chunk.texts]
     has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]
     is_loop = [_repeats(words) | _are_doubled(words) for words in chunk.words]
     for side in (0, 1):

@@ -116,33 +116,37 @@ def test_some_pairs_with_swapped_sides_are_warned_of(
         assert int(match[1]) == pytest.approx(100 / every, abs=2)
 
 
+RUSSIAN = [("привет мир", "hello world"), ("до 7 встречи", "bye")]
+JAPANESE = [
+    ("小さい犬は家にいる", "小狗現在就在家裏"),
+    ("東京大学図書館", "東京大學圖書館"),
+    ("これは何ですか", "這是什麼"),
+]
+
+
 @pytest.mark.parametrize(
-    ("languages", "is_refused"),
-    [("ru en", False), ("en ru", True), ("rus eng", False), ("eng_Latn rus_Cyrl", True)],
+    ("pairs", "languages", "is_refused"),
+    [
+        *((RUSSIAN, "ru en", False), (RUSSIAN, "en ru", True), (RUSSIAN, "rus eng", False)),
+        (RUSSIAN, "eng_Latn rus_Cyrl", True),
+        # Kana shows Japanese
+        *((JAPANESE, "ja zh", False), (JAPANESE, "zh ja", True)),
+        *((JAPANESE, "jpn zho_Hant", False), (JAPANESE, "cmn jpn", True)),
+    ],
 )
 def test_swapped_sides_are_refused_by_their_scripts(
-    tiny_config: TinyConfig, write: Any, languages: str, is_refused: bool
+    tiny_config: TinyConfig,
+    write: Any,
+    pairs: list[tuple[str, str]],
+    languages: str,
+    is_refused: bool,
 ) -> None:
     src_lang, tgt_lang = languages.split()
-    train = write("t", [("привет мир", "hello world"), ("до 7 встречи", "bye")] * 20)
+    train = write("t", pairs * 20)
     settings = {"data.src_lang": src_lang, "data.tgt_lang": tgt_lang, "data.train": [train]}
     assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
     backward = {**train, "swap": True}  # learned the other way round, in the files' languages
     settings["data.train"] = [train, backward]
-    assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
-
-
-@pytest.mark.parametrize(
-    ("languages", "is_refused"),
-    [("ja zh", False), ("zh ja", True), ("jpn zho_Hant", False), ("cmn jpn", True)],
-)
-def test_swapped_japanese_and_chinese_are_refused_by_kana(
-    tiny_config: TinyConfig, write: Any, languages: str, is_refused: bool
-) -> None:
-    src_lang, tgt_lang = languages.split()
-    pairs = [("小さい犬は家にいる", "小狗現在就在家裏"), ("東京大学図書館", "東京大學圖書館")]
-    train = write("t", [*pairs, ("これは何ですか", "這是什麼")] * 20)
-    settings = {"data.src_lang": src_lang, "data.tgt_lang": tgt_lang, "data.train": [train]}
     assert bool(refusal(load_config(tiny_config(**settings)))) == is_refused
 
 
