@@ -18,7 +18,7 @@ import typer
 
 import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
-from mtrain.cli.opening import refuse_ranks
+from mtrain.cli.opening import refuse_ranks, require_working_directory
 from mtrain.cli.options import SettingsCommand, add_parameters, flag, value
 from mtrain.runtime import log
 from mtrain.runtime.console import open_closed_streams
@@ -61,6 +61,7 @@ def _register(
     def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
         if not ranks:
             refuse_ranks()
+        require_working_directory()
         if quiet or verbose:
             log.set_up_console(level=logging.DEBUG if verbose else logging.WARNING)
         command(**values)

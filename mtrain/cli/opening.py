@@ -89,6 +89,14 @@ def refuse_ranks() -> None:
         raise error
 
 
+def require_working_directory() -> None:
+    """Raise `RefusedError` if the working directory was removed: libraries fail without one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise RefusedError("the working directory was removed; change to another one") from None
+
+
 @contextmanager
 def open_translator(
     models: list[Path],

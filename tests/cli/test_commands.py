@@ -1299,6 +1299,13 @@ def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     assert (stderr.returncode, stderr.stdout) == (2, "")
 
 
+def test_a_removed_working_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    done = shell(f"cd {tmp_path}/gone && rmdir ../gone && $MTRAIN train -c config.yaml")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "the working directory was removed" in done.stderr
+
+
 def test_an_output_file_that_is_read_as_stdin_is_refused(trained_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_text("bavo\n")

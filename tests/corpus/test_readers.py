@@ -190,6 +190,11 @@ def test_utf8_with_nul_is_not_taken_for_utf16() -> None:
         for padding in ("", "-"):
             refuse_other_start(f"{padding}{text}犬\n犬\n".encode(), "a.src")
     refuse_other_start(b"ab\n\0", "a.src")
+    refuse_other_start(("dog\0\n" * 4 + "-dog\0\n" * 4 + "犬\n犬\n").encode(), "a.src")
+
+
+def test_a_parquet_file_is_not_taken_for_utf16() -> None:
+    refuse_other_start(b"PAR1" + b"\n\0" * 9, "a.parquet")
 
 
 def test_lengths_of_texts_in_a_parquet_file_are_no_carriage_returns(tmp_path: Path) -> None:

@@ -372,14 +372,14 @@ def test_the_copy_of_a_damaged_or_missing_config_is_named(
     assert train(config) == 0
 
 
-@pytest.mark.parametrize("damage", ["copy", "link", "file"])
+@pytest.mark.parametrize("damage", ["copy", "link", "checkpoint", "file"])
 def test_a_damaged_copy_of_a_config_is_not_named(run: Path, damage: str) -> None:
     checkpoints = run / "checkpoints"
     copy = checkpoints / "step-00000002/config.yaml"
     for path in (run / "config.yaml", *([copy] if damage == "copy" else [])):
         path.write_text("run_dir: [")
     if damage != "copy":
-        link(checkpoints)
+        link(copy.parent if damage == "checkpoint" else checkpoints)
     if damage == "file":
         checkpoints.unlink()
         checkpoints.touch()

@@ -162,7 +162,7 @@ def test_the_program_is_named_on_the_command_line_alone(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, command: str
 ) -> None:
     """A start that names none, or another one, leaves the state of the run as it was."""
-    settings = {"train.metric": "command", "train.max_steps": 4, "data.test": {}}
+    settings = {"train.metric": "command", "train.max_steps": 8, "data.test": {}}
     config, run = tiny_config(**settings), tmp_path / "run"
     refused = run_mtrain("train", "-c", config)
     assert refused.returncode == 2
@@ -185,7 +185,11 @@ def test_the_program_is_named_on_the_command_line_alone(
     edit(run / "run.json", metric_command=f"touch {mark}")
     other = run_mtrain("train", "-c", config, "--metric-command", command)
     assert other.returncode == 2
-    assert "--metric-command is not the same as when this run began (it was 'touch " in other.stderr
+    changed = "--metric-command is not the same as when this run began (it was 'touch "
+    assert changed in other.stderr
+    (run / "best.json").unlink()  # is made again from the scores of the earlier program
+    other = run_mtrain("train", "-c", config, "--metric-command", command)
+    assert (other.returncode, changed in other.stderr) == (2, True)
     assert not mark.exists()
     assert status(run)["state"] == "complete"
 
