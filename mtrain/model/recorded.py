@@ -89,6 +89,7 @@ class RecordedState:
         if max(FEW, self.count) <= B // 4:
             B //= 4
         if (self.size.B, slots) != (B, W):
+            del memory  # so that `resize` frees it first
             self.resize(self.size._replace(B=B, W=W))
         lineage = lineage.view(self.count, self.width, used, slots)
         self.memory.lineage[: self.count, : self.width, 1:used, :slots] = lineage[:, :, 1:]

@@ -209,11 +209,11 @@ class DecoderLayer(Layer):
         return self.residual(self.feed_norm, x, self.feed_forward)
 
 
-def sinusoids(length: int, width: int) -> Tensor:
-    """Position encodings (length, width): PE(pos, 2i) = sin(pos / 10000^(2i/D)), 2i+1 the cosine
-    (section 3.5).
+def sinusoids(start: int, end: int, width: int) -> Tensor:
+    """Encodings of positions `start` to `end` - 1, (end - start, width): PE(pos, 2i) =
+    sin(pos / 10000^(2i/D)), 2i+1 the cosine (section 3.5).
     """
-    position = torch.arange(length, dtype=torch.float64, device="cpu")[:, None]
+    position = torch.arange(start, end, dtype=torch.float64, device="cpu")[:, None]
     pair = torch.arange(0, width, 2, dtype=torch.float64, device="cpu")
     angles = position * torch.exp(pair * (-math.log(10000.0) / width))
     return torch.stack((angles.sin(), angles.cos()), 2).flatten(1).float()
@@ -416,12 +416,10 @@ class Transformer(nn.Module):
                 raise ValueError(f"{end} positions, but {len(learned.weight)} learned")
             rows: Tensor = learned.weight[start:end] * self.shape.d_model**0.5
             return rows
-        encodings = self.sinusoids
-        if end > len(encodings):  # threads may do this at the same time: each uses its own table
-            with torch.inference_mode(False):  # training may use the table after a translation
-                encodings = sinusoids(2 * end, self.shape.d_model).to(encodings.device)
-            self.sinusoids = encodings
-        return encodings[start:end]
+        if end <= len(self.sinusoids):
+            return self.sinusoids[start:end]
+        # the table stays as it is: recorded training steps read its memory
+        return sinusoids(start, end, self.shape.d_model).to(self.sinusoids.device)
 
 
 def set_compute_dtype(model: Transformer, dtype: torch.dtype) -> None:
@@ -432,7 +430,7 @@ def set_compute_dtype(model: Transformer, dtype: torch.dtype) -> None:
 
 def _fill_sinusoids(model: Transformer) -> None:
     if model.shape.positions == "sinusoidal":
-        model.sinusoids = sinusoids(*model.sinusoids.shape)
+        model.sinusoids = sinusoids(0, *model.sinusoids.shape)
 
 
 def _initialise(model: Transformer) -> None:

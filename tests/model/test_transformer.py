@@ -181,21 +181,23 @@ def test_sinusoids_equal_a_table_worked_out_by_hand() -> None:
             [0.1411200, -0.9899925, 0.0299955, 0.9995500],
         ]
     )
-    assert_close(sinusoids(4, 4), expected, 1e-6)
+    assert_close(sinusoids(0, 4, 4), expected, 1e-6)
 
 
 def test_sinusoids_are_exact_at_far_positions() -> None:
     angles = np.arange(2000)[:, None] * 10000.0 ** (-np.arange(0, 64, 2) / 64)
-    table = array(sinusoids(2000, 64))
+    table = array(sinusoids(0, 2000, 64))
     assert_close(table[:, 0::2], np.sin(angles))
     assert_close(table[:, 1::2], np.cos(angles))
+    assert (array(sinusoids(700, 720, 64)) == table[700:720]).all()
 
 
 @torch.no_grad()
 def test_sequences_longer_than_the_table_go_on_with_the_same_positions() -> None:
     model = random_model()
-    src, long = random_ids(1, 700), random_ids(1, 600, seed=2)
+    src, long, table = random_ids(1, 700), random_ids(1, 600, seed=2), model.sinusoids
     logits = model(src, long)
+    assert model.sinusoids is table  # recorded training steps read its memory
     assert_close(logits[:, :20], model(src, long[:, :20]))
     causal = torch.ones(600, 600, dtype=torch.bool).tril()
     x = model.run_decoder(embedded(model, long), causal, *model.encode(src))

@@ -27,6 +27,21 @@ from mtrain.runtime.device import (
 from mtrain.runtime.errors import NO_THREAD, RefusedError, UserError
 
 
+def test_torch_reads_the_variables_for_cuda_after_they_are_set() -> None:
+    code = """
+import os, torch
+from mtrain.runtime import device
+torch.cuda.set_device = lambda device: None
+device.set_up_cuda(torch.device("cuda", 0))
+from torch._inductor import config
+assert not config.triton.mix_order_reduction
+assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+"""
+    names = os.environ.keys() - {"CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_MIX_ORDER_REDUCTION"}
+    environment = {name: os.environ[name] for name in names}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
 @pytest.mark.parametrize(
     ("is_built", "count", "words"),
     [
