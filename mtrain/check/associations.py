@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.words import GOLDEN, Words, spans
+from mtrain.check.words import GOLDEN, Words
+from mtrain.data.store import spans
 
 MAX_LINE_WORDS = 32  # words that are used of a line
 MAX_VOCABULARY = 30_000  # words of a side that may have associates

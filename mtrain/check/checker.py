@@ -168,7 +168,8 @@ class Checker:
             findings.pairs += len(chunk)
             shifts.feed(chunk, *check_pairs(chunk, profile))
             if findings.is_train:
-                find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
+                is_long = find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
+                findings.usable += int((~chunk.blank.any(0) & ~is_long).sum())
             yield chunk
         shifts.finish()
         # stretches show the same, more exactly
@@ -200,8 +201,8 @@ class Checker:
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(index << ROW_BITS)
                 duplicates.add(chunk.pair_hashes[filled], rows[filled])
-        remaining = sum(findings.pairs - findings.count("blank", "long") for findings in self.train)
-        if remaining <= 0 and all(findings.pairs for findings in self.train):
+        has_usable = any(findings.usable for findings in self.train)
+        if not has_usable and all(findings.pairs for findings in self.train):
             text = "no pair is left to train on: all are blank on a side, or over data.max_length"
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():

@@ -252,12 +252,16 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Ma
     return is_foreign
 
 
-def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> None:
-    """Report pairs that training drops for their length; `max_length` is in tokens with eos."""
+def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> Mask:
+    """Report and return the pairs that training drops for their length; `max_length` is in tokens
+    with eos.
+    """
+    is_long: Mask
     if tokenizer is None:
         lengths = chunk.estimated_tokens.max(1)
-        chunk.add("long", lengths >= max_length - 1, ranks=-lengths, detail="(estimated)")
-        return
+        is_long = lengths >= max_length - 1
+        chunk.add("long", is_long, ranks=-lengths, detail="(estimated)")
+        return is_long
     sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])
     rows = np.flatnonzero(sizes.max(0) >= max_length - 1)  # no text has many more tokens than bytes
     lengths = np.zeros(len(chunk))
@@ -265,7 +269,9 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
         shortened = [shorten_text(texts[row], MAX_TEXT_LENGTH) for row in rows.tolist()]
         counts = [len(ids) for ids in tokenizer.encode(shortened)]
         lengths[rows] = np.maximum(lengths[rows], counts)
-    chunk.add("long", lengths >= max_length, ranks=-lengths, detail=f"{max_length}")
+    is_long = lengths >= max_length
+    chunk.add("long", is_long, ranks=-lengths, detail=f"{max_length}")
+    return is_long
 
 
 def _find_text_faults(chunk: Chunk) -> None:

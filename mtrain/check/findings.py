@@ -103,10 +103,9 @@ class Finding:
         """The title of the kind, with the detail."""
         return " ".join(filter(None, (KINDS[self.kind][1], self.detail)))
 
-    def as_json(self, max_examples: int) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the finding for scripts."""
-        shown = self.examples[:max_examples]
-        examples = [{**example.json, "text": example.text} for example in shown]
+        examples = [{**example.json, "text": example.text} for example in self.examples]
         named = {"kind": self.kind, "severity": self.severity, "title": self.title}
         return {**named, "about": self.detail, "count": self.count, "examples": examples}
 
@@ -127,6 +126,7 @@ class Findings:
         self.what = describe(corpus)
         self.is_backward = False  # whether it is learned from the target to the source
         self.pairs = 0
+        self.usable = 0  # pairs that training does not drop for a blank or long side
         self.by_kind: dict[tuple[str, str], Finding] = {}
         self.unit = "row"  # of the numbers that name pairs
         self.names = [self.what]  # of the files, as in the config; two if each side has a file
@@ -169,17 +169,20 @@ class Findings:
         }
 
     def remove_rows(self, kind: str, stretches: list[tuple[int, int]], count: int) -> None:
-        """Remove the `count` rows of a kind that are in stretches, by their first and last row."""
+        """Once all rows are read, remove the `count` rows of a kind that are in stretches, by their
+        first and last row.
+        """
         finding = self.by_kind.get((kind, ""))
-        if finding is None or not count:
+        if finding is None:
             return
         finding.count -= count
-        finding.examples = [
+        remaining = [
             example
             for example in finding.examples
             if not any(start <= example.number <= end for start, end in stretches)
         ]
-        if not finding.examples:
+        finding.examples = remaining[: self.max_examples]
+        if not remaining:
             self.remove(kind)
 
     def name_row(self, number: int, side: int | None = None) -> str:
@@ -232,7 +235,7 @@ class Findings:
         named = {"name": self.name, "corpus": self.what, "pairs": self.pairs}
         return {
             **named,
-            "findings": [finding.as_json(self.max_examples) for finding in self.sorted],
+            "findings": [finding.as_json() for finding in self.sorted],
         }
 
     def lines(self, width: int) -> Iterator[str]:
@@ -244,7 +247,7 @@ class Findings:
             head = f"  {finding.severity:<8} {finding.title}"
             has_rows = any(example.shown for example in finding.examples)
             yield _with_count(head, f"{finding.count:,}", width) if has_rows else head
-            for example in finding.examples[: self.max_examples]:
+            for example in finding.examples:
                 yield from _example_lines(example, width)
 
 

@@ -19,6 +19,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
 from mtrain.check.words import GOLDEN
 from mtrain.corpus.lines import shorten_text
+from mtrain.corpus.readers import code_points
 
 MIN_LENGTH, MAX_LENGTH = 20, 200  # characters of a text: shorter are left out, longer are cut
 MIN_TEXTS, MAX_TEXTS = 200, 4000
@@ -29,9 +30,9 @@ PRIOR = 4.0  # occurrences by the shorter context, added to those of each contex
 ODD_FRACTIONS, COMPONENTS = (0.01, 0.2), 3
 # Rounds of the split from each start, and further ones from the best.
 FIRST_ROUNDS, MORE_ROUNDS = 3, 15
-# Bits per character that the texts of each group gain by their own model, in the median: at least
-# in one group, in both, and their sum as a multiple of that on the other side.
-MIN_GAIN, MIN_OTHER_GAIN, MIN_RATIO = 2.5, 1.5, 5.0
+# Bits per character that the texts of each group gain by their own model, in the median: the
+# larger gain of the two groups, and the sum as a multiple of that on the other side.
+MIN_GAIN, MIN_RATIO = 2.5, 5.0
 MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
 # Kinds of findings that say how a part of a side is written.
 EXPLAINING_KINDS = [
@@ -73,8 +74,7 @@ class LetterModel:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        text = "".join([text[:MAX_LENGTH].replace("\n", " ") + "\n" for text in texts])
-        codes = np.frombuffer(re.sub(r"\d", "0", text).encode("utf-32-le", "surrogatepass"), "u4")
+        codes = code_points(re.sub(r"\d", "0", text[:MAX_LENGTH]) for text in texts)
         self.rows = np.cumsum(codes == 10) - (codes == 10)  # the text of each character
         self.lengths = np.bincount(self.rows)
         distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
@@ -226,5 +226,4 @@ def _gains(model: LetterModel, group: Mask) -> list[float]:
 
 def _is_of_one_side(gains: list[float], others: list[float]) -> bool:
     """Whether the groups differ far more on the one side than on the other."""
-    is_clear = max(gains) >= MIN_GAIN and min(gains) >= MIN_OTHER_GAIN
-    return is_clear and sum(gains) >= MIN_RATIO * sum(others)
+    return max(gains) >= MIN_GAIN and sum(gains) >= MIN_RATIO * sum(others)

@@ -12,9 +12,10 @@ import numpy as np
 from mtrain.check.associations import lookup
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
-from mtrain.check.words import Words, spans
+from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.data.mix_ups import overlap_message
+from mtrain.data.store import spans
 
 MIN_BIGRAMS = 5  # lines with fewer are compared for equality only
 # Likeness of a nearly equal pair, the fraction of equal bigrams: mean of the sides, and the higher.

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from mtrain.corpus.readers import code_points
 from mtrain.corpus.writing_systems import script_of
 
 # How characters form words: not at all, as runs, each by itself, each with the next two.
@@ -107,8 +108,7 @@ class Characters:
 
     def read(self, texts: Sequence[str]) -> tuple[Words, dict[str, NDArray[np.int64]]]:
         """Return the words of lines, regardless of case, and their numbers of letters by script."""
-        text = "".join([text.replace("\n", " ") + "\n" for text in texts])
-        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        codes = code_points(texts)
         for code in np.unique(codes[~self.is_known[codes]]).tolist():
             self._add(code)
         ends = np.flatnonzero(codes == 10)
@@ -164,13 +164,6 @@ def combined(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDArray[np.
     """Return the hash of each pair of hashes."""
     sums = left * GOLDEN + right
     return (sums ^ (sums >> np.uint64(31))) * GOLDEN
-
-
-def spans(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return consecutive numbers from each start: `spans([5, 9], [3, 2])` is 5 6 7 9 10."""
-    offsets = np.cumsum(counts) - counts
-    numbers: NDArray[np.int64] = np.arange(counts.sum()) + np.repeat(starts - offsets, counts)
-    return numbers
 
 
 def _combine_triples(values: NDArray[np.uint64], is_triple: NDArray[np.bool_]) -> None:

@@ -93,9 +93,10 @@ class SettingsCommand(TyperCommand):
             if option.startswith("--") and option not in known:
                 from mtrain.config.loading import named_keys
 
-                for key in named_keys(option[2:].replace("-", "_"))[-1:]:
-                    advice = f"is a setting; write it in the config, or --set {key}=VALUE"
-                    raise RefusedError(f"{printable(option)}: {advice}")
+                if keys := named_keys(option[2:].replace("-", "_")):
+                    ways = " or ".join(f"--set {key}=VALUE" for key in keys)
+                    advice = f"is a setting; write it in the config, or {ways}"
+                    raise RefusedError(f"{option}: {advice}")
         return super().parse_args(ctx, args)
 
 

@@ -276,6 +276,7 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
     is_text = any(each["type"] == "string_type" for each in errors)
     got = _shown(error["input"], raw, is_text)
     advice = next(filter(None, (_number_advice(each, raw) for each in errors)), "")
+    advice = advice or _list_advice(key, error["input"])
     advice_on_file = _table_advice(error["input"]) if name == "file" else ""
     return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}{advice_on_file}"
 
@@ -361,6 +362,15 @@ def _table_advice(file: object) -> str:
     """Return how to write the entry of a table; an empty text for another file."""
     entry = table_entry(file) if isinstance(file, str) else ""
     return f"; for a table, with its columns or languages: {entry}" if entry else ""
+
+
+def _list_advice(key: str, value: object) -> str:
+    """Return how to write one corpus where `data` has several; an empty text for other keys."""
+    if key == "data.train" and isinstance(value, dict):
+        return "; write it as an item of a list, after a dash or in brackets"
+    if re.fullmatch(r"data\.test\.(src|file|dataset|generated)", key):
+        return "; each set needs a name: {NAME: {src: FILE, tgt: FILE}}"
+    return ""
 
 
 def _number_advice(error: Any, raw: str | None) -> str:

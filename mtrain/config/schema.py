@@ -372,6 +372,8 @@ def expectation(error: Any) -> str:
     """Return what a value should be, from an error of pydantic."""
     if error["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
         return "should be a mapping of settings"
+    if error["type"] == "list_type":
+        return "should be a list"
     if error["type"] == "string_pattern_mismatch":
         return "should be written as described"
     if error["type"] == "string_unicode":  # in the name of a file

@@ -1,4 +1,4 @@
-"""Patterns of marks that tokenizers, subword splitters and HTML pages leave in text."""
+"""Marks that tokenizers, subword splitters, tables and HTML pages leave in text."""
 
 import re
 from html.entities import name2codepoint
@@ -9,3 +9,9 @@ ENTITIES = re.compile(
     rf"&(?:{'|'.join(name2codepoint)}|apos|AMP|LT|GT|QUOT|bar|"
     r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"
 )
+
+
+def is_quoted_cell(text: str) -> bool:
+    """Whether a text is in double quotes, and all quotes in it are doubled, as in a CSV file."""
+    inner = text[1:-1]
+    return f'"{inner}"' == text and '"' not in inner.replace('""', "")

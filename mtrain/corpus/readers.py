@@ -209,11 +209,16 @@ def plain_forms(texts: Iterable[str]) -> Iterator[str]:
     """
     for chunk in chunked(((text, "") for text in texts), CHUNK, CHUNK_CHARACTERS):
         short = ["" if len(text) > CHUNK_CHARACTERS else text for text, _ in chunk]
-        joined = "".join([text.replace("\n", " ") + "\n" for text in short]).casefold()
-        codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), np.uint32)
+        codes = code_points(map(str.casefold, short))
         forms = codes[_is_plain()[codes]].tobytes().decode("utf-32-le").split("\n")[:-1]
         for form, (text, _) in zip(forms, chunk, strict=True):
             yield form or text.strip()
+
+
+def code_points(texts: Iterable[str]) -> NDArray[np.uint32]:
+    """Return the code points of texts, with a line feed after each and none within."""
+    lines = "".join([text.replace("\n", " ") + "\n" for text in texts])
+    return np.frombuffer(lines.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 @cache

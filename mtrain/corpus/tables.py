@@ -31,6 +31,7 @@ from mtrain.corpus.lines import (
     read_file,
     scan_file,
 )
+from mtrain.corpus.markup import is_quoted_cell
 from mtrain.corpus.parquet import ROWS, open_parquet, parquet_batches
 from mtrain.corpus.tmx import count_tmx, read_tmx
 from mtrain.runtime.errors import UserError, first_line, is_utf8
@@ -170,15 +171,14 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
             count(OTHER_COLUMNS)
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
             reading.counts[HEADER.format(cells[src].strip(), cells[tgt].strip())] += 1
-        if '""' in line and (_is_quoted(cells[src]) or _is_quoted(cells[tgt])):
+        if '""' in line and any(_has_quotes(cells[column]) for column in (src, tgt)):
             count(QUOTED)
         yield number, cells[src], cells[tgt]
 
 
-def _is_quoted(cell: str) -> bool:
-    """Whether a cell is in quotes and quotes in it are doubled, as programs write CSV."""
-    inner = cell[1:-1]
-    return f'"{inner}"' == cell and '""' in inner and '"' not in inner.replace('""', "")
+def _has_quotes(cell: str) -> bool:
+    """Whether a cell is in quotes and holds doubled quotes, as programs write CSV."""
+    return '""' in cell[1:-1] and is_quoted_cell(cell)
 
 
 def _is_name(cell: str) -> bool:
@@ -317,17 +317,32 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # their warnings quote the card
         logging.getLogger(library).setLevel(logging.ERROR)
-    name, options = corpus.dataset, {"split": corpus.split, "streaming": corpus.streaming}
-    if (root / name).is_dir():
-        reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
-        if reader != "csv":
-            return datasets.load_dataset(reader, data_files=files, **options)
-        options |= _local_csv_options(chain.from_iterable(files.values()))
-        dataset = datasets.load_dataset(reader, data_files=files, **options)
-        # not known before a streamed row is read
-        if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
-            raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
-        return dataset
+    is_local, split = (root / corpus.dataset).is_dir(), {"split": corpus.split}
+    load = _load_directory if is_local else _load_from_hub
+    return load(corpus, root, {**split, "streaming": corpus.streaming})
+
+
+def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
+    """Load a local directory of files of one kind."""
+    from datasets import load_dataset
+
+    name = corpus.dataset
+    reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
+    if reader != "csv":
+        return load_dataset(reader, data_files=files, **options)
+    options |= _local_csv_options(chain.from_iterable(files.values()))
+    dataset = load_dataset(reader, data_files=files, **options)
+    # not known before a streamed row is read
+    if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
+        raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
+    return dataset
+
+
+def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
+    """Load a dataset of the hub that has files of known kinds, and no files from elsewhere."""
+    from datasets import load_dataset, load_dataset_builder
+
+    name = corpus.dataset
     if name.startswith(("/", ".")):
         raise UserError(f"dataset {name}: no such directory: {(root / name).absolute()}")
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
@@ -335,7 +350,7 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
             f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "
             "of the hub or a local directory"
         )
-    builder = datasets.load_dataset_builder(name, corpus.name)
+    builder = load_dataset_builder(name, corpus.name)
     for file in chain.from_iterable((builder.config.data_files or {}).values()):
         if not file.startswith("hf://"):
             raise UserError(
@@ -348,7 +363,7 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     if readers.isdisjoint({*SUFFIXES.values(), "cache"}):
         raise UserError(f"dataset {name}: its files must be {_KINDS}")
     options |= _csv_options(corpus) if "csv" in readers else {}
-    return datasets.load_dataset(name, corpus.name, **options)
+    return load_dataset(name, corpus.name, **options)
 
 
 def _csv_options(corpus: HubCorpus) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.store import IdPairs, Ids, Part, Store
+from mtrain.data.store import IdPairs, Ids, Part, Store, spans
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
@@ -97,7 +97,7 @@ def pad(
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     starts, shape = layout or _own_rows(lengths + bos + eos)
     flat = np.full(math.prod(shape), ids.pad, np.int64)
-    flat[_places(starts + bos, lengths)] = np.concatenate(sequences)
+    flat[spans(starts + bos, lengths)] = np.concatenate(sequences)
     if bos:
         flat[starts] = ids.bos
     if eos:
@@ -111,7 +111,7 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     lengths = lengths_of(pairs)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
-    positions = torch.from_numpy(_places(tgt.starts, lengths[:, 1]))
+    positions = torch.from_numpy(spans(tgt.starts, lengths[:, 1]))
     return Batch(
         src=pad(sources, ids, bos=False, eos=True, layout=src),
         tgt_in=pad(targets, ids, bos=True, eos=False, layout=tgt),
@@ -125,12 +125,6 @@ def lengths_of(pairs: Iterable[tuple[Ids, Ids]]) -> NDArray[np.int64]:
     """Return the lengths with eos of pairs of ids, shape (pairs, 2)."""
     lengths = [(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]
     return np.array(lengths, np.int64).reshape(-1, 2)
-
-
-def _places(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of the tokens of all sequences, from the index of the first of each."""
-    before = lengths.cumsum() - lengths  # tokens of earlier sequences
-    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
 
 def _own_rows(lengths: NDArray[np.int64]) -> Layout:

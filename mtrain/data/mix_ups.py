@@ -23,7 +23,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.language_identification import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
-from mtrain.corpus.markup import SUBWORDS
+from mtrain.corpus.markup import SUBWORDS, is_quoted_cell
 from mtrain.corpus.readers import Pair, Text, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
@@ -224,7 +224,7 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
         quoted = list(filter(_is_quoted, texts))
-        cells, count = list(filter(_is_cell, quoted)), len(quoted)
+        cells, count = [text for text in quoted if is_quoted_cell(text.strip())], len(quoted)
         share = f"{count / max(1, len(texts)):.0%} of the {name}"
         if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
             which = share
@@ -243,11 +243,6 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
 def _is_quoted(text: str) -> bool:
     stripped = text.strip()
     return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
-
-
-def _is_cell(text: str) -> bool:
-    """Whether the quotes inside a text in double quotes are doubled, as in a cell of a table."""
-    return '"' not in text.strip()[1:-1].replace('""', "")
 
 
 def _hold_all(cells: list[str], texts: Sequence[str], mark: str, least: int, quoted: int) -> bool:

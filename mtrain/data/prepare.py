@@ -52,6 +52,7 @@ from mtrain.scoring.metrics import check_tokenizer
 MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
 # The temperature repeats the pairs of a small corpus at most this often in an epoch.
 MAX_REPETITION = 1000.0
+ENCODED = 10_000  # lines of a scored set that are tokenized at a time
 
 
 @dataclass(frozen=True)
@@ -202,8 +203,9 @@ class Preparation:
             (text.references, min(tgt_limit, positions), [], ", references"),
         ):
             truncated = TruncatedLines()
-            encoded = enumerate(self.tokenizer.encode(lines))
-            truncated.add(index for index, ids in encoded if len(tag_ids) + len(ids) >= limit)
+            for start in range(0, len(lines), ENCODED):
+                encoded = enumerate(self.tokenizer.encode(lines[start : start + ENCODED]), start)
+                truncated.add(index for index, ids in encoded if len(tag_ids) + len(ids) >= limit)
             truncated.warn(int(limit), f"{key}{side}")
 
     @cached_property

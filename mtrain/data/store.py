@@ -110,6 +110,12 @@ class Store:
         return corpus.ids[start:middle], corpus.ids[middle:stop]
 
 
+def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return consecutive numbers from each start: `spans([5, 9], [3, 2])` is 5 6 7 9 10."""
+    before = lengths.cumsum() - lengths  # the lengths of earlier spans
+    return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
+
+
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
     """Name a store by all that its content depends on. The hashes of `corpora` are those of `scan`,
     which cover swap and tag.

@@ -80,8 +80,7 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
     name = describe(valid) if sample is None else str(sample)
     if sample is None and isinstance(valid, HubCorpus):
         raise UserError(
-            f"{name}: a dataset of the Hugging Face hub, which is not downloaded again; give lines "
-            "with --sample FILE"
+            f"{name}: a dataset, which is not loaded again; give lines with --sample FILE"
         )
     try:
         sources: Iterable[str]

@@ -195,6 +195,7 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
     from transformers import MarianTokenizer
 
     tokenizer, data = loaded.tokenizer, loaded.config.data
+    source_lang, target_lang = data.languages(data.valid_corpora[0])
     pieces = tokenizer.all_pieces
     source, target, vocabulary = (
         directory / name for name in ("source.spm", "target.spm", "vocab.json")
@@ -204,8 +205,8 @@ def _write_tokenizer(directory: Path, loaded: LoadedModel) -> None:
     vocabulary.write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}, indent=2))
     MarianTokenizer(
         *map(str, (source, target, vocabulary)),
-        source_lang=data.directions[0][0],
-        target_lang=data.directions[0][1],
+        source_lang=source_lang,
+        target_lang=target_lang,
         unk_token=pieces[tokenizer.unk_id],
         pad_token=pieces[tokenizer.pad_id],
         bos_token=pieces[tokenizer.bos_id],

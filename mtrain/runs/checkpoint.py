@@ -131,11 +131,6 @@ def load_trainer(path: Path) -> TrainerState:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
 
 
-def scheduled_steps(directory: Path, train: TrainConfig) -> list[Path]:
-    """List the complete scheduled checkpoints, oldest first."""
-    return [path for path in steps(directory) if train.is_scheduled(step_of(path) or 0)]
-
-
 def last_scheduled(directory: Path, last: int, train: TrainConfig, count: int) -> list[Path]:
     """Return the paths that the last `count` scheduled checkpoints of a run with the last step
     `last` should have, oldest first.
@@ -157,17 +152,18 @@ def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     newest scheduled one, which outlives the resume points. Damaged ones are removed when they are
     older than the last scheduled ones.
     """
-    scheduled = scheduled_steps(directory, train)
+    complete = steps(directory)
+    scheduled = [path for path in complete if train.is_scheduled(step_of(path) or 0)]
     newest = layout.last_step(scheduled)
     kept = scheduled[-max(train.keep_checkpoints, train.average_last) :]
     oldest = layout.last_step(kept[:1])
-    kept_names, complete = {path.name for path in kept} | best, steps(directory)
+    kept_names = {path.name for path in kept} | best
     for path in layout.named_steps(directory):
         step = step_of(path) or 0
         is_recent = (path not in scheduled and step > newest) if path in complete else step > oldest
         if path.name not in kept_names and not is_recent:
             manifest.remove_directory(path)
-    for path in steps(directory)[:-2]:
+    for path in [path for path in complete if path.exists()][:-2]:
         if path not in scheduled[-1:]:
             manifest.remove_directory(path / layout.TRAINER)
 

@@ -149,13 +149,14 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     average = directory / layout.AVERAGE
     paths = [*layout.named_steps(directory), average]
     paths = [path for path in paths if path.exists() and not path.is_symlink()]  # see _links
+    newest_complete = layout.steps(directory)[-1:]
     if run.history and run.history.average and not os.path.lexists(average):
         yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
         name = _name(run, path)
         findings = list(_checkpoint(path, name, run))
         inner, is_needed = path / layout.TRAINER, run.state != "complete"
-        if is_needed and not inner.exists() and path in layout.steps(directory)[-1:]:
+        if is_needed and not inner.exists() and path in newest_complete:
             text = "resuming from this checkpoint needs it"
             findings.append(Finding(_name(run, inner), MISSING, text))
         if not run.is_running or path.exists():  # training may have removed an old checkpoint
@@ -281,7 +282,7 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
     assert run.config is not None
     what, reading = f"{key} {describe(corpus)}", reading_of(run.config)
     if isinstance(corpus, HubCorpus):
-        return Finding(what, UNREACHABLE, "a dataset of the Hugging Face hub"), None
+        return Finding(what, UNREACHABLE, "a dataset, which is not loaded again"), None
     for file in files_of(corpus, reading.root):
         if not os.access(file, os.R_OK):
             advice = "" if file.is_absolute() else "; start mtrain where the run was started"

@@ -31,8 +31,10 @@ def width_of(text: str) -> int:
     """Return the number of terminal columns of a text."""
     if text.isascii():
         return len(text)
-    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
-    return len(text) + wide - sum(map(_has_no_width, text))
+    return sum(
+        0 if _has_no_width(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
+        for char in text
+    )
 
 
 def _has_no_width(char: str) -> bool:

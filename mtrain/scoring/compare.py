@@ -136,7 +136,7 @@ def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]
     for path in filter(Path.is_dir, paths):
         write = f"mtrain translate -m {shlex.quote(str(path))} -i SRC -o FILE"
         advice = f"give files of translations; for those of a run: {write}"
-        raise RefusedError(printable(f"{path}: is a directory; {advice}"))
+        raise RefusedError(f"{path}: is a directory; {advice}")
     base = os.path.commonpath([path.absolute().parent for path in paths])
     return [
         (os.path.relpath(path.absolute(), base), read_aligned(path, references)) for path in paths

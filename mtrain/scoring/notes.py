@@ -212,7 +212,7 @@ def _same_translations(lines: list[Line]) -> Iterator[Note]:
             by_text[line.text.strip()].append(i)
     repeated: dict[str, list[int]] = {}
     for text, indices in by_text.items():
-        wrong = [lines[i] for i in indices if text not in lines[i].references]
+        wrong = [lines[i] for i in indices if text not in map(str.strip, lines[i].references)]
         sources = {(line.source or " ".join(line.references)).strip() for line in wrong}
         if len(sources) > MAX_SOURCES:
             repeated[text] = indices

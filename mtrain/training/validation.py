@@ -302,11 +302,15 @@ class Validation:
         self, name: str, text: Text, best: str, step: int, load: Callable[[], LoadedModel]
     ) -> None:
         """Score a test set, unless the history has its scores for this model, text and search."""
-        decode = self.config.decode.model_dump()
-        identity = {"checkpoint": best, "step": step, "sha256": text.sha256, "decode": decode}
+        identity = {
+            "checkpoint": best,
+            "step": step,
+            "sha256": text.sha256,
+            "decode": self.config.decode.model_dump(),
+            "tokenize": self.config.data.tokenizer_of(text.corpus),
+        }
         stored = self.history.tests.get(name, {})
-        tokenize = self.config.data.tokenizer_of(text.corpus)
-        if identity.items() <= stored.items() and f"|tok:{tokenize}" in stored["signature"]:
+        if identity.items() <= stored.items():
             return
         if stored and self.ranks.is_rank_0:
             self.run.metrics.cut(step, (f"test/{name}/",))

@@ -1,6 +1,7 @@
 """Forced scoring: the log-probability that a model gives to existing translations."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,11 +37,15 @@ class Scorer:
         """Return the negative log-likelihood per target token, eos included. Each rank scores a
         part of the batches, which are the same for any number of ranks.
         """
-        src, _ = self.loaded.encode_sources(sources)
-        tgt, _ = self.loaded.encode_targets(targets)
-        nll = ranks.on_all_ranks(lambda: self.pair_nll(src, tgt, ranks.rank, ranks.size))
-        ranks.sum_(nll)
-        return math.fsum(nll.tolist()) / sum(len(ids) + 1 for ids in tgt)
+        window, sums, tokens = self.loaded.decode.window, list[float](), 0
+        for start in range(0, len(sources), window):
+            src, _ = self.loaded.encode_sources(sources[start : start + window])
+            tgt, _ = self.loaded.encode_targets(targets[start : start + window])
+            nll = ranks.on_all_ranks(partial(self.pair_nll, src, tgt, ranks.rank, ranks.size))
+            ranks.sum_(nll)
+            sums.append(math.fsum(nll.tolist()))
+            tokens += sum(len(ids) + 1 for ids in tgt)
+        return math.fsum(sums) / tokens
 
     @torch.no_grad()
     def pair_nll(self, src: list[Ids], tgt: list[Ids], rank: int = 0, num_ranks: int = 1) -> Tensor:

@@ -33,6 +33,7 @@ from mtrain.config.corpora import TextCorpus
 from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.config.loading import load_config
 from mtrain.config.schema import FilterConfig
+from mtrain.corpus.lines import MAX_LINE_LENGTH
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
 from mtrain.data.filters import Selection
@@ -523,6 +524,7 @@ def test_wrong_pairs_all_over_are_counted(folder: Folder, percent: int) -> None:
         lines[row] = line
     report = folder.look()
     [(_, _, unrelated)] = [each for each in found(report) if each[1] == "unrelated"]
+    assert all(len(finding["examples"]) <= 10 for _, _, finding in found(report))
     [example] = unrelated["examples"]
     if percent < 60:  # lengths alone do not show it
         estimate = int(example["text"].split("%")[0].removeprefix("about "))
@@ -691,6 +693,10 @@ def test_text_of_which_training_has_nothing_left_is_an_error(folder: Folder) -> 
     assert ("data.train.0", "empty") in kinds(report)
     assert report["errors"] == 1
     folder.bytes["train.xa"][5] = folder.bytes["train.xb"][5] = b"a"
+    assert folder.look()["errors"] == 0
+    # lines that are too long to be read do not count against the others
+    too_long = b"a" * (MAX_LINE_LENGTH + 1)
+    folder.bytes |= {"train.xa": [b"a", too_long, too_long], "train.xb": [b"a", b"b", b""]}
     assert folder.look()["errors"] == 0
 
 
@@ -932,6 +938,7 @@ def test_tables_of_languages_hold_together() -> None:
         ("\u1780\u17bb\u200b", 1),  # and in Khmer, here with a space of no width
         ("\u845b\U000e0100", 2),  # a Han character in a variant
         ("\u1112\u1161\u11ab", 2),  # a Korean syllable in separate letters
+        ("\u304b\u3099", 2),  # a Japanese one
     ],
 )
 def test_width_of_letters_with_marks(syllable: str, width: int) -> None:

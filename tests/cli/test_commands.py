@@ -40,7 +40,7 @@ from mtrain.config.schema import dump_config
 from mtrain.data.cache import cache_directory
 from mtrain.export.convert import FORMS
 from mtrain.report.heatmap import KINDS
-from mtrain.runs import checkpoint
+from mtrain.runs import checkpoint, layout
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.console import RED, paint
 from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD, missing_library
@@ -329,6 +329,11 @@ MISTAKES = [
     ("train -c {config} -c b.yaml", 2, ["-c/--config: only one path can be given, not "]),
     ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
     ("train {config} --max-steps 10", 2, ["--max-steps: is a setting", "--set train.max_steps="]),
+    (
+        "train {config} --steps 10",
+        2,
+        ["in the config, or --set train.max_steps=VALUE or --set train.accum_steps=VALUE"],
+    ),
     ("check {config} --lr=0.1", 2, ["--lr: is a setting", "--set train.peak_lr=VALUE"]),
     ("train {config} --json", 2, ["--json: needs --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
@@ -938,7 +943,9 @@ def test_an_average_is_by_default_that_of_the_run_or_of_the_fewer_that_there_are
 ) -> None:
     config = load_config(run_dir / "config.yaml")
     present = [
-        path.name for path in checkpoint.scheduled_steps(run_dir / "checkpoints", config.train)
+        path.name
+        for path in layout.steps(run_dir / "checkpoints")
+        if config.train.is_scheduled(layout.step_of(path) or 0)
     ]
     for wanted in (0, 1, 2, 99):
         run = tmp_path / f"run-{wanted}"

@@ -214,7 +214,8 @@ CHANGED = [
     ("  valid: {src: v.en, tgt: v.de}\n", "", "2: data.valid: required, but missing"),
     ("  src_lang: en\n", "", "2: data.src_lang: required, but missing (source language code"),
     (f"[{TRAIN}]", "[]", "5: data.train: at least 1 list of 0"),
-    (f"[{TRAIN}]", "a.en", "5: data.train: should be a valid list, got 'a.en'"),
+    (f"[{TRAIN}]", "a.en", "5: data.train: should be a list, got 'a.en'"),
+    (f"[{TRAIN}]", TRAIN, "5: data.train: should be a list, got a mapping; write it as an item"),
     ("{src: v.en, tgt: v.de}", "v.en", "6: data.valid: should be a mapping got 'v.en'"),
     ("tgt: v.de}", "tgt: v.de, weight: 2}", "6: data.valid.weight: works in data.train only"),
     ("{src: v.en, tgt: v.de}", "[]", "6: data.valid: at least 1 item got a list of 0"),
@@ -226,6 +227,7 @@ CHANGED = [
     ("src_lang: en", "src_lang: True", '3: data.src_lang: write "True" in quotes'),
     ("tgt_lang: de", "tgt_lang: jp", "4: data.tgt_lang: jp: (ISO 639); did you mean ja? 13a"),
     ("v.de}", "v.de, tgt_lang: Chinese}", "6: data.valid.tgt_lang: Chinese: did you mean zh?"),
+    ("v.de}", "v.de}\n  test: {src: a, tgt: b}", "7: data.test.src: 'a'; each set needs a name"),
     ("v.de}", "v.de, swap: true, src_lang: cz}", "6: data.valid.src_lang: cz: did you mean cs?"),
     ("tgt_lang: de", "tgt_lang: de\n  bleu_tokenize: moses", "5: data.bleu_tokenize: '13a'"),
 ]

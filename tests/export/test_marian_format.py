@@ -72,6 +72,19 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+def test_the_direction_is_that_of_the_lines_compared(
+    loaded_model: LoadedModel, tmp_path: Path
+) -> None:
+    """Not that of the first training text, which may be the other one."""
+    data = loaded_model.config.data
+    back = data.train[0].model_copy(update={"swap": True})
+    changed = data.model_copy(update={"train": [back, *data.train]})
+    config = loaded_model.config.model_copy(update={"data": changed})
+    marian_format.write(tmp_path, replace(loaded_model, config=config), "float32")
+    stored = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert (stored["source_lang"], stored["target_lang"]) == (data.src_lang, data.tgt_lang)
+
+
 # --- The model -------------------------------------------------------------------------------
 
 

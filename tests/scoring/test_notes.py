@@ -111,6 +111,7 @@ def test_one_translation_of_many_sources() -> None:
         assert "most often: 1 boat sails away." in note.what
     right = ["Yes."] * 30
     assert "1 boat" in notes(hypotheses + right, REFERENCE + right, [])["same"].what
+    assert notes(REFERENCE + right, REFERENCE + ["Yes. "] * 30, []) == {}
     looping = with_lines(hypotheses, lambda line: line + " so on" * 9, *range(60, 90))
     assert list(notes(looping)) == ["same"]  # only the cause
     few = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 26))

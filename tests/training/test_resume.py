@@ -671,21 +671,24 @@ def test_a_complete_run_says_so_and_changes_nothing(run: Path, warnings: Callabl
 
 
 def test_a_complete_run_is_tested_again_with_another_search_or_text(run: Path) -> None:
-    directory, found = config_of_all().parent / "data", list[Any]()
+    directory, found, tokenizers = config_of_all().parent / "data", list[Any](), list[str]()
     for change in (
         "",
         "decode.beam_size=1",
         f"data.test={{held_out: {entry(directory / 'valid')}}}",
+        f"data.test={{held_out: {entry(directory / 'valid')[:-1]}, tgt_lang: zh}}}}",
     ):
         start(run, *[change] * bool(change))
         scored = best_of(run)["tests"]["held_out"]
         lines = (run / "validation" / "test-held_out.txt").read_text().splitlines()
         found.append((scored["decode"]["beam_size"], scored["sha256"], len(lines)))
+        tokenizers.append(re.search(r"\|tok:(\w+)", scored["signature"])[1])
     records = (run / "metrics.jsonl").read_text()
     assert (records.count("test/held_out/bleu"), records.count("average/bleu")) == (1, 1)
-    (first, other, third), record = found, json.loads((run / "run.json").read_text())
+    (first, other, third, _), record = found, json.loads((run / "run.json").read_text())
     assert other == (1, *first[1:])
     assert third == (2, record["valid"], 12)
+    assert tokenizers == ["13a", "13a", "13a", "zh"]
 
 
 def test_a_larger_max_steps_continues_a_complete_run(run: Path) -> None:
