@@ -43,8 +43,8 @@ NO_WORDS = "hardly any words of the sides match: are they aligned line for line?
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
 MIN_LOST_ACCENTS = 0.01  # fraction of texts
-# Texts without the period, or such, of the other side: minimal number and fraction, words of the
-# other side, and how far the logarithm of the ratio of lengths is below that of other texts.
+# Texts without the period or similar mark of the other side: minimal number and fraction, words of
+# the other side, and how far the logarithm of the ratio of lengths is below that of other texts.
 MIN_UNFINISHED, MIN_UNFINISHED_FRACTION, MIN_SENTENCE, MIN_LOSS = 20, 0.05, 5, 0.4
 _PERIOD = regex.compile(r"[\p{Sentence_Terminal}…][\p{P}\s]*$")
 _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
@@ -199,9 +199,11 @@ class Profile:
                 for side in (0, 1):
                     if text := _language_fault(rows, side, languages):
                         corpus.add_message("language", text)
-        first = self.sample[0].findings
-        if any(part.findings.has("turned") for part in self.sample):
-            return
+        if not any(part.findings.has("turned") for part in self.sample):
+            self._find_wrong_scripts(languages)
+
+    def _find_wrong_scripts(self, languages: tuple[str, str]) -> None:
+        """Report sides of the sample of which most letters are in no script of their language."""
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
             if own and letters and sum(letters[script] for script in own) < 0.5 * letters.total():
@@ -212,7 +214,7 @@ class Profile:
                     advice = ": are the sides swapped?"
                 elif tag := tag_of(language, main):
                     advice = f": is this the right file? If {language} is meant, write {tag}"
-                first.add_message(
+                self.sample[0].findings.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{fraction:.0%} of "
                     f"the {('source', 'target')[side]}'s letters are {script_name(main)}{advice}",

@@ -27,7 +27,7 @@ MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words
 USUAL = 0.1  # fraction of a side's texts that have a word, from which the word is usual there
 # Texts that show whether a side lacks the frequent words of its language; the fraction of words
 # that are frequent on the other side, and how much of it is left here (sound text: at least 0.17).
-MIN_LACKING, MIN_SHARE, MAX_LEFT = 400, 0.05, 0.12
+MIN_LACKING, MIN_FREQUENT, MAX_LEFT = 400, 0.05, 0.12
 MIN_WORDS = 3  # frequent words of a third language that indicate it
 
 _WORD = re.compile(r"[^\W\d_]+")
@@ -93,13 +93,13 @@ def other_language(texts: Sequence[str], language: str) -> str:
     lines, codes = list(map(words_of, texts)), np.array(list(FREQUENT))
     counts = np.array([[len(line & words) for words in FREQUENT.values()] for line in lines])
     is_best = (counts == counts.max(1, keepdims=True)) & (counts > 0)
-    # languages that match a text equally well share it
-    shares = is_best / is_best.sum(1, keepdims=True).clip(1)
-    best = str(codes[shares.sum(0).argmax()])
+    # a text counts in equal parts for the languages that match it best
+    parts = is_best / is_best.sum(1, keepdims=True).clip(1)
+    best = str(codes[parts.sum(0).argmax()])
     if _are_distinct(language, best):
         return ""
     of_it, of_own = FREQUENT[best] - own, own - FREQUENT[best]
-    evidence = _sides([[len(line & of_it), len(line & of_own)] for line in lines])
+    evidence = _larger_side([[len(line & of_it), len(line & of_own)] for line in lines])
     count, against = int((evidence > 0).sum()), int((evidence < 0).sum())
     return best if count > max(MIN_WITH_WORDS * len(texts), MUCH_MORE * against) else ""
 
@@ -113,12 +113,12 @@ def lacks_frequent_words(
     if len(texts) < MIN_LACKING or not _words(language) or not _words(other):
         return False
     step = max(1, len(texts) // SIDE_SAMPLE)
-    own = _share(texts[::step], _words(language))
-    usual = _share(others[::step], _words(other))
-    return usual >= MIN_SHARE and own < MAX_LEFT * usual
+    own = _frequent_fraction(texts[::step], _words(language))
+    usual = _frequent_fraction(others[::step], _words(other))
+    return usual >= MIN_FREQUENT and own < MAX_LEFT * usual
 
 
-def _share(texts: Sequence[str], frequent: set[str]) -> float:
+def _frequent_fraction(texts: Sequence[str], frequent: set[str]) -> float:
     """Return the fraction of the texts' words that are frequent, each counted once per text."""
     lines = list(map(words_of, texts))
     return sum(len(line & frequent) for line in lines) / max(1, sum(map(len, lines)))
@@ -132,7 +132,7 @@ def swapped_fraction(
     """
     step = max(1, len(sources) // SAMPLE)
     sources, targets = sources[::step], targets[::step]
-    first, second = (_languages(texts, src_lang, tgt_lang) for texts in (sources, targets))
+    first, second = (_language_of_each(texts, src_lang, tgt_lang) for texts in (sources, targets))
     right = int(((first > 0) & (second < 0)).sum())
     swapped = int(((first < 0) & (second > 0)).sum())
     fraction = swapped / max(1, right + swapped)
@@ -163,19 +163,19 @@ def _words(language: str) -> set[str]:
     return FREQUENT.get(language_code(language), set())
 
 
-def _languages(texts: Sequence[str], language: str, other: str) -> NDArray[np.int64]:
+def _language_of_each(texts: Sequence[str], language: str, other: str) -> NDArray[np.int64]:
     """Return for each text 1 if it looks like the language, -1 if it looks like the other, else 0:
     by the scripts of its letters or, if the languages share a script, by frequent words.
     """
     if _are_distinct(language, other):
-        return _sides(_count_letters(texts, language, other), 1)
+        return _larger_side(_count_letters(texts, language, other), 1)
     if extra := _extra_scripts(language, other):
-        has_extra = extra <= scripts_of(language)
-        return _sides(_count_extra(texts, scripts_of(language) | extra, extra, has_extra))
-    return _sides(_count_words(texts, language, other))
+        sign = 1 if extra <= scripts_of(language) else -1
+        return sign * _larger_side(_count_extra(texts, scripts_of(language) | extra, extra))
+    return _larger_side(_count_words(texts, language, other))
 
 
-def _sides(counts: list[list[int]], much_more: int = MUCH_MORE) -> NDArray[np.int64]:
+def _larger_side(counts: list[list[int]], much_more: int = MUCH_MORE) -> NDArray[np.int64]:
     """Return for each pair of counts 1 if the first is far larger, -1 if the second is, else 0."""
     first, second = np.array(counts, np.int64).reshape(len(counts), 2).T
     return np.where(first > much_more * second, 1, np.where(second > much_more * first, -1, 0))
@@ -188,18 +188,16 @@ def _count_letters(texts: Sequence[str], *languages: str) -> list[list[int]]:
     return [[sum(count[name] for name in names) for names in scripts] for count in letters]
 
 
-def _count_extra(
-    texts: Sequence[str], scripts: set[str], extra: set[str], is_first: bool
-) -> list[list[int]]:
-    """Count the letters of each text in the `extra` scripts of one language, the first if
-    `is_first`. A long text in the other scripts alone counts as one letter of the other language.
+def _count_extra(texts: Sequence[str], scripts: set[str], extra: set[str]) -> list[list[int]]:
+    """Count the letters of each text in the `extra` scripts of one language. A long text in the
+    other scripts alone counts as one letter of the other language.
     """
     result = []
     for text in texts:
         letters = Counter(map(script_of, filter(str.isalpha, text)))
         own = sum(letters[script] for script in extra)
         other = int(not own and sum(letters[script] for script in scripts) >= LONG)
-        result.append([own, other] if is_first else [other, own])
+        result.append([own, other])
     return result
 
 

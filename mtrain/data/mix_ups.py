@@ -225,13 +225,13 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
     for texts, name in ((sources, "sources"), (targets, "targets")):
         quoted = list(filter(_is_quoted, texts))
         cells, count = [text for text in quoted if is_quoted_cell(text.strip())], len(quoted)
-        share = f"{count / max(1, len(texts)):.0%} of the {name}"
+        fraction = f"{count / max(1, len(texts)):.0%} of the {name}"
         if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
-            which = share
+            which = fraction
         elif _hold_all(cells, texts, ",", MIN_TEXTS, count):
-            which = f"{share}, those that hold a comma,"
+            which = f"{fraction}, those that hold a comma,"
         elif _hold_all([text for text in cells if '""' in text], texts, '"', MIN_CELLS, count):
-            which = f"{share}, those that hold a quote,"
+            which = f"{fraction}, those that hold a quote,"
         else:
             continue
         yield (

@@ -252,16 +252,7 @@ class Preparation:
                 f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
                 f"the config describes; {advice}"
             )
-        corpora = self.config.data.corpora.items()
-        symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
-        if not (Path(self.config.run_dir) / layout.RUN).exists():  # older runs lack this check
-            symbols += [("tokenizer.user_symbols", symbol) for symbol in settings.user_symbols]
-        for key, symbol in symbols:
-            if symbol not in tokenizer.user_symbols:
-                raise RefusedError(
-                    f"{key}: {symbol} is not a user symbol of {file}; use one that is, "
-                    "or a vocabulary trained with it in tokenizer.user_symbols"
-                )
+        _check_symbols(tokenizer, file, self.config)
         return tokenizer
 
     @property
@@ -416,6 +407,20 @@ def _open_tokenizer(path: Path) -> Tokenizer:
     """Open a cached vocabulary; raises `DamagedError`."""
     manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
+
+
+def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config) -> None:
+    """Raise `RefusedError` for a tag or symbol of the config that a vocabulary does not have."""
+    corpora = config.data.corpora.items()
+    symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
+    if not (Path(config.run_dir) / layout.RUN).exists():  # older runs lack this check
+        symbols += [("tokenizer.user_symbols", each) for each in config.tokenizer.user_symbols]
+    for key, symbol in symbols:
+        if symbol not in tokenizer.user_symbols:
+            raise RefusedError(
+                f"{key}: {symbol} is not a user symbol of {file}; use one that is, "
+                "or a vocabulary trained with it in tokenizer.user_symbols"
+            )
 
 
 def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) -> bool:

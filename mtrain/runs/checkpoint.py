@@ -299,7 +299,7 @@ def naming_intact(path: Path) -> Iterator[None]:
     except manifest.DamagedError as error:
         for other in reversed(steps(path.parent)):
             if other != path and is_intact(other):
-                raise UserError(f"{error}; {other} is good") from None
+                raise UserError(f"{error}; {other} is intact; use it") from None
         raise
 
 

@@ -48,8 +48,9 @@ def read_set(run: Run, key: str) -> Text:
     """Read a validation or test set; raises `UserError` as `check_known` does."""
     assert run.config is not None
     check_known(run, key)
-    corpus = run.corpora[key][0]
-    return read_text(corpus, reading_of(run.config, keep_blank=True), "")
+    corpus, sha256 = run.corpora[key]
+    assert sha256 is not None
+    return read_text(corpus, reading_of(run.config, keep_blank=True), sha256)
 
 
 def check_known(run: Run, key: str) -> None:

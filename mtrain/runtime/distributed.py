@@ -106,7 +106,7 @@ class Ranks:
             if maximum != -negated_minimum:
                 text = "the processes of the job planned different steps: this is a fault of mtrain"
                 raise self.mark_shared(
-                    UserError(f"{text}, or of a machine; the last checkpoint is good")
+                    UserError(f"{text}, or of a machine; the last checkpoint is intact")
                 )
             if not is_urgent:
                 return None

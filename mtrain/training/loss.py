@@ -82,8 +82,8 @@ class _Projected(FusedLoss):
         hidden_grad = torch.empty_like(hidden) if differentiate else None
         weight_grad = None
         if differentiate:  # smoothing subtracts the same from the gradients of all V rows
-            share = hidden.sum(0, dtype=sum_dtype) * (-smoothing / len(weight))
-            weight_grad = share.repeat(len(weight), 1)
+            of_each_row = hidden.sum(0, dtype=sum_dtype) * (-smoothing / len(weight))
+            weight_grad = of_each_row.repeat(len(weight), 1)
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
             target = torch.arange(count, device=targets.device), targets[start : start + count]
@@ -102,7 +102,7 @@ class _Projected(FusedLoss):
             nll_sum += nll.sum()
             uniform_sum += uniform.sum()
             if hidden_grad is not None and weight_grad is not None:
-                # subtract 1 - eps at the target; `share` and `mean_row` subtract eps / V
+                # subtract 1 - eps at the target; `of_each_row` and `mean_row` subtract eps / V
                 probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
                 hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
                 _add_product(weight_grad, probs.t(), part)  # rows of padding are 0

@@ -8,7 +8,6 @@
 """
 
 import gc
-import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -41,7 +40,7 @@ from mtrain.training.plan import (
 )
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
-from mtrain.training.validation import Validation
+from mtrain.training.validation import Validation, perplexity
 
 
 def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
@@ -101,8 +100,8 @@ class Trainer:
         """Write the run's settings, hashes, vocabulary and status."""
         tokenizer, run = self.prepared.tokenizer, self.run_dir
         files.make_directory(run.checkpoints)
-        prints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
-        run.describe(self.config, prints, self.ranks.size, init_hash)
+        fingerprints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
+        run.describe(self.config, fingerprints, self.ranks.size, init_hash)
         if not run.tokenizer.exists():  # its hash is written first, to refuse a changed one
             run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         run.set_status("running", self.progress.step)
@@ -266,7 +265,7 @@ class Trainer:
 
     def _not_finite(self, text: str) -> UserError:
         text = f"step {self.progress.step} (up to {self.progress}): {text}"
-        text += "; the last checkpoint is good" if layout.steps(self.run_dir.checkpoints) else ""
+        text += "; the last checkpoint is intact" if layout.steps(self.run_dir.checkpoints) else ""
         return self.ranks.mark_shared(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
@@ -280,7 +279,7 @@ class Trainer:
             "time": time.time(),
             "train/loss": loss,
             "train/nll": nll,
-            "train/ppl": math.exp(min(nll, 700)),
+            "train/ppl": perplexity(nll),
             **({"train/consistency": divergence[0]} if divergence else {}),
             "lr": rate,
             "grad_norm": float(norm),

@@ -341,7 +341,12 @@ def _mean(parts: list[Entry]) -> Entry:
 def _record(entry: Entry, prefix: str) -> dict[str, float | str]:
     """Return scores for `metrics.jsonl`, whose keys begin with `prefix`."""
     values = {f"{prefix}{key}": value for key, value in entry.items() if key != "parts"}
-    return {**values, f"{prefix}ppl": math.exp(min(entry["nll"], 700))}
+    return {**values, f"{prefix}ppl": perplexity(entry["nll"])}
+
+
+def perplexity(nll: float) -> float:
+    """Return the perplexity of a negative log-likelihood per token, bounded to a finite number."""
+    return math.exp(min(nll, 700))
 
 
 def summary(entry: Entry) -> str:
@@ -349,5 +354,5 @@ def summary(entry: Entry) -> str:
     command = f"command {entry['command']:.6g}  " if "command" in entry else ""
     return (
         f"{command}BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
-        f"nll {entry['nll']:.4f}  ppl {math.exp(min(entry['nll'], 700)):.2f}"
+        f"nll {entry['nll']:.4f}  ppl {perplexity(entry['nll']):.2f}"
     )

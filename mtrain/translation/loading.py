@@ -202,10 +202,10 @@ def load_on_ranks(
         if ranks.size == 1:
             threads = min(threads, torch.get_num_threads())
         torch.set_num_threads(max(1, threads))
-        name = str(device_of(device, ranks))
-        if pick_device(name).type == "cpu":
+        own_device = device_of(device, ranks)
+        if own_device.type == "cpu":
             keep_freed_memory()
-        return load_with_tag(*chosen, device=name, precision=precision, **options)
+        return load_with_tag(*chosen, device=str(own_device), precision=precision, **options)
 
     loaded = ranks.on_all_ranks(load_here)
     if ranks.size > 1:  # not else: a run in training may have removed its checkpoint by now

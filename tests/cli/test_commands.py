@@ -392,9 +392,9 @@ MISTAKES = [
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
     ("translate -m {tmp}", 1, ["is no run itself, but holds runs; name one", "/broken"]),
     ("translate -m {run}/checkpoints", 1, ["name one of them, or the run, ", "/run"]),
-    ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is good"]),
-    ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is good"]),
-    ("tokenizer encode -m {broken}", 1, ["model.safetensors", "is good"]),
+    ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is intact; use it"]),
+    ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is intact; use it"]),
+    ("tokenizer encode -m {broken}", 1, ["model.safetensors", "is intact; use it"]),
     # decoding
     ("translate -m {run} --n-best 3 --beam-size 2", 2, ["--n-best 3: more", "--beam-size 3"]),
     ("translate -m {run} --n-best 2 --mbr 4", 2, ["--n-best", "--mbr"]),

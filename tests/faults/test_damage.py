@@ -93,7 +93,7 @@ def test_damaged_files(bench: Bench) -> None:
         if "/" not in name:  # what training alone needs does not hinder the use of a model
             model = (damaged, rig.run)[bench.number % 2]
             done = bench.processes.mtrain("translate", "-m", model, "-i", text)
-            good = f"{damaged.parent / 'step-00000002'} is good"
+            good = f"{damaged.parent / 'step-00000002'} is intact; use it"
             trouble = done.refuses(1, str(damaged), good, lines=1)
         done = bench.train(rig)
         if done.err.count("going back to an earlier checkpoint") != 1:
@@ -315,7 +315,7 @@ def test_numbers_that_are_not_finite(bench: Bench) -> None:
         place, value = case
         rig = bench.rig()
         done = bench.train(rig, prelude=strike(1, DEEDS[place].format(value=value)))
-        words = ("step 2", "not finite", "micro-batch", "checkpoint is good")
+        words = ("step 2", "not finite", "micro-batch", "checkpoint is intact")
         if trouble := done.fails(1, *words):
             return trouble
         kept = load_file(rig.run / "checkpoints" / "step-00000001" / "model.safetensors")

@@ -352,13 +352,14 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (10, 20, 30, 40)]
     for path in paths[2:]:
         truncate(path / "model.safetensors")
-    with pytest.raises(UserError, match=r"step-00000040.*model\.safe.*step-00000020 is good"):
+    named = r"step-00000040.*model\.safe.*step-00000020 is intact; use it"
+    with pytest.raises(UserError, match=named):
         checkpoint.load_or_name_intact(paths[3])
     for path in paths[:2]:
         truncate(path / "config.yaml")
     with pytest.raises(DamagedError, match=r"step-00000040") as caught:
         checkpoint.load_or_name_intact(paths[3])
-    assert "is good" not in str(caught.value)
+    assert "is intact; use it" not in str(caught.value)
 
 
 def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
