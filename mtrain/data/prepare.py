@@ -39,7 +39,7 @@ from mtrain.data.store import (
     write_tokenized,
 )
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
-from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs import checkpoint, compatibility, layout, manifest
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import RefusedError, UserError
@@ -112,7 +112,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
 def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = None) -> Path:
     """Write the vocabulary of a config to its run directory for `mtrain train`; return its path."""
     run, config = RunDirectory(Path(config.run_dir)), resolve(config)
-    run.refuse_foreign_directory(config_file)
+    compatibility.refuse_foreign_directory(run, config_file)
     if len(config.data.available_train) < len(config.data.train):
         raise RefusedError("data.train: synthetic text is missing; run mtrain data build")
     with run.hold():

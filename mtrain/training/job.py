@@ -25,7 +25,7 @@ from mtrain.data.prepare import (
     without_missing_init_from,
 )
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import layout
+from mtrain.runs import compatibility, layout
 from mtrain.runs.directory import RunDirectory, log_changes
 from mtrain.runs.history import History
 from mtrain.runs.records import Launch, State, Status
@@ -90,9 +90,9 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
     run = RunDirectory(Path(config.run_dir))
     with connected_ranks() as ranks, ExitStack() as stack:
         if len(config.data.available_train) < len(config.data.train):
-            ranks.on_rank_0(partial(run.refuse_foreign_directory, config_file))
+            ranks.on_rank_0(partial(compatibility.refuse_foreign_directory, run, config_file))
             ranks.on_rank_0(lambda: stack.enter_context(run.hold()))
-            ranks.on_rank_0(partial(run.check_settings, config, ranks.size))
+            ranks.on_rank_0(partial(compatibility.check_settings, run, config, ranks.size))
             synthesize(config, run, stop, ranks)
         preparation = Preparation(resolve(config), stop)
         ranks.on_rank_0(partial(refuse_worthless_text, preparation))
@@ -176,7 +176,7 @@ class Job:
 
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
-        self.run.refuse_foreign_directory(self.config_file)
+        compatibility.refuse_foreign_directory(self.run, self.config_file)
         self._read_previous()
         self.config, warnings = without_missing_init_from(self.config)
         for text in warnings:
@@ -185,11 +185,11 @@ class Job:
         with out_of_memory_as(LACK_OF_MEMORY):
             available = without_missing_text(self.config, self.stop, timed=True)
             preparation = Preparation(available, self.stop)
-            self.run.check_data(preparation.fingerprints)
+            compatibility.check_data(self.run, preparation.fingerprints)
             if not (self.run.path / layout.RUN).exists():
                 refuse_worthless_text(preparation)
             prepared = preparation.prepared
-            self.run.check_data(prepared.fingerprints)
+            compatibility.check_data(self.run, prepared.fingerprints)
             figures = self._trainer(prepared).preview()
         log_changes(self.run.path, self.config)
         logger.info("dry run: nothing was trained")
@@ -220,7 +220,7 @@ class Job:
 
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""
-        self.run.refuse_foreign_directory(self.config_file)
+        compatibility.refuse_foreign_directory(self.run, self.config_file)
         stack.enter_context(self.run.hold())
         add_log_file(self.run.path / layout.LOG)
 
@@ -242,11 +242,11 @@ class Job:
 
     def _check_settings(self) -> None:
         self.step = layout.last_step(layout.steps(self.run.checkpoints))
-        self.run.check_settings(self.config, self.ranks.size)
+        compatibility.check_settings(self.run, self.config, self.ranks.size)
         history = self.run.read(layout.BEST, History)
         if history and history.steps:  # a command that never scored anything may be corrected
-            self.run.check_data({"metric_command": self.command})
-        self.run.refuse_lost_checkpoints(self.previous, self.config.train.save_every)
+            compatibility.check_data(self.run, {"metric_command": self.command})
+        compatibility.refuse_lost_checkpoints(self.run, self.previous, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
             _check_shape(self.config, init_checkpoint(self.config.train.init_from))
 
@@ -259,7 +259,7 @@ class Job:
         """Begin a new run and check its text, before hours of making synthetic text."""
         if not (self.run.path / layout.RUN).exists():
             self._begin()
-            self.run.check_data(preparation.fingerprints)
+            compatibility.check_data(self.run, preparation.fingerprints)
             refuse_worthless_text(preparation)
 
     def _prepare(self) -> Prepared:
@@ -276,9 +276,9 @@ class Job:
             preparation = Preparation(resolve(self.config), self.stop)
 
         def prepare_vocabulary() -> bytes:
-            self.run.check_data(preparation.fingerprints)
+            compatibility.check_data(self.run, preparation.fingerprints)
             self._begin()
-            self.run.check_data(preparation.prepared.fingerprints)
+            compatibility.check_data(self.run, preparation.prepared.fingerprints)
             return preparation.tokenizer.proto
 
         vocabulary = ranks.from_rank_0(prepare_vocabulary, bytes)

@@ -20,7 +20,7 @@ from mtrain.data.prepare import Prepared, init_checkpoint
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import check_weights
 from mtrain.model.transformer import VOCABULARY_MATRICES, Transformer
-from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs import checkpoint, compatibility, layout, manifest
 from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.manifest import DamagedError
@@ -173,7 +173,7 @@ class Checkpoints:
             )
         check_weights(self.optimizer.weights, weights, directory)
         self.init_hash = manifest.hash_file(directory / layout.MODEL)
-        self.run.check_data({"init_from": self.init_hash})
+        compatibility.check_data(self.run, {"init_from": self.init_hash})
         copy_values(self.optimizer.weights, weights)
         if self.average is not None:
             copy_values(self.average.values, weights)

@@ -19,7 +19,7 @@ from mtrain.corpus.lines import medium_line_indices
 from mtrain.corpus.readers import Text
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
-from mtrain.runs import checkpoint, layout, reader
+from mtrain.runs import checkpoint, compatibility, layout, reader
 from mtrain.runs.history import Entry, History
 from mtrain.runs.records import Provenance, duration
 from mtrain.runtime import files
@@ -86,7 +86,7 @@ class Validation:
             every = self.config.train.valid_every
             if set(range(every, step, every)) <= {*history.steps}:
                 command = self.metric.command if self.metric else None
-                self.run.check_data({"metric_command": command})
+                compatibility.check_data(self.run, {"metric_command": command})
                 logger.warning("%s: missing; scores are taken from %s", path, records.path.name)
                 return history
         raise UserError(

@@ -1,0 +1,187 @@
+"""Whether a config belongs to a run: what a start refuses, so that no run is lost or changed."""
+
+import shlex
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from mtrain.config.changes import fixed_changes
+from mtrain.config.loading import load_stored_config
+from mtrain.config.schema import Config, dump_config
+from mtrain.config.yaml_reader import quote_text, quote_value
+from mtrain.runs import layout, manifest, reader
+from mtrain.runs.directory import RunDirectory
+from mtrain.runs.history import History
+from mtrain.runs.records import Provenance, Status
+from mtrain.runtime.errors import RefusedError
+
+# What must not change within a run, by its key in `run.json`, as the subject of a message.
+FIXED = {
+    "train": "the content of data.train is",
+    "weights": "the list of weights of data.train is",
+    "valid": "the content of data.valid is",
+    "tokenizer": "the vocabulary is",
+    "pairs": "the number of pairs of each corpus that pass the filters is",
+    "init_from": "the model of train.init_from is",
+    "metric_command": "--metric-command is",
+}
+
+# Files of job scripts and desktops that a new run directory may hold, next to the config itself.
+HARMLESS = ("*.out", "*.err", "slurm-*", ".*")
+
+
+def refuse_foreign_directory(run: RunDirectory, config_file: Path | None) -> None:
+    """Refuse a directory that holds other files than a run's, or a `config.yaml` that the user
+    wrote, since every start replaces that file.
+    """
+    if config_file and config_file.name == layout.CONFIG:
+        _refuse_moved(config_file, run.path)
+    if not run.path.is_dir():
+        if run.path.exists():
+            raise RefusedError(f"run_dir: {run.path} is a file; name a directory")
+        return
+    settings = run.path / layout.CONFIG
+    if _is_same(config_file, settings) and not _has_written_config(run):
+        raise RefusedError(
+            f"{config_file}: mtrain replaces this file by its own {settings.name}; "
+            f"move your config out of {run.path}, or rename it"
+        )
+    if (run.path / layout.RUN).exists():
+        return
+    allowed = list(HARMLESS)
+    if (run.path / layout.LOCK).exists():  # left by a start that ended early
+        allowed += [*layout.FILES, *layout.DIRECTORIES]
+    for item in sorted(run.path.iterdir()):
+        is_allowed = any(fnmatch(item.name, pattern) for pattern in allowed)
+        if not is_allowed and not _is_same(config_file, item):
+            raise RefusedError(
+                f"{run.path}: holds {item.name}, but no run of mtrain; choose another run_dir"
+            )
+
+
+def _refuse_moved(settings: Path, run_dir: Path) -> None:
+    """Refuse the `config.yaml` of a run that was moved or copied, unless `--set` names another
+    run_dir: it would start a new run at the old path, or resume the run that is still there.
+    """
+    actual = settings.parent
+    if not (actual / layout.RUN).exists() or _is_same(actual, run_dir):
+        return
+    stored = load_stored_config(settings).run_dir
+    if Path(stored) == run_dir:
+        option = shlex.quote(f"run_dir={quote_text(str(actual))}")
+        raise RefusedError(
+            f"{settings}: is the config of the run in {actual}, but its run_dir is {stored}; add "
+            f"--set {option} to go on with that run"
+        )
+
+
+def _has_written_config(run: RunDirectory) -> bool:
+    """Whether mtrain wrote `config.yaml`."""
+    provenance = run.read(layout.RUN, Provenance)
+    if provenance is None:
+        return False
+    text, config = reader.read_settings(run.path)
+    # a kill between writing `run.json` and `config.yaml` leaves the hash of a newer text
+    return provenance.config == manifest.hash_text(text) or dump_config(config) == text
+
+
+def _is_same(path: Path | None, other: Path) -> bool:
+    """Whether two paths lead to one file."""
+    return path is not None and path.exists() and other.exists() and path.samefile(other)
+
+
+def refuse_lost_checkpoints(run: RunDirectory, status: Status | None, save_every: int) -> None:
+    """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
+    missing.
+    """
+    if layout.named_steps(run.checkpoints):
+        return
+    history, last = run.read(layout.BEST, History), 0
+    if history is not None and history.steps:
+        last = max(history.steps)
+    elif status is not None and _has_saved(status, save_every, run.checkpoints):
+        last = status.step
+    if last:
+        raise RefusedError(
+            f"{run.checkpoints}: the checkpoints of this run are gone; it had reached step "
+            f"{last}; restore them, or choose another run_dir to start again"
+        )
+
+
+def _has_saved(status: Status, save_every: int, checkpoints: Path) -> bool:
+    """Whether a run that ended with this status had saved a checkpoint."""
+    if status.state in ("complete", "stopped", "running"):
+        return True
+    if checkpoints.is_dir():  # empty if the first save failed, as on a full disk
+        return status.step > save_every
+    return status.step >= save_every
+
+
+def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
+    """Refuse a config that changes keys that are fixed within a run, or the number of
+    micro-batches per step.
+    """
+    if not _has(run, layout.CONFIG):
+        _check_step(run, None, config, ranks)
+        return
+    _, stored = reader.read_settings(run.path)
+    _check_step(run, stored, config, ranks)
+    if refused := fixed_changes(stored, config):
+        path, start = str(run.path), ""
+        if all(key.startswith("train.") for key, *_ in refused):
+            start = f", where train.init_from: {quote_text(path)} starts from its weights"
+        raise RefusedError(
+            f"{path}: this run was made with other settings; go back to them (mtrain train "
+            f"{shlex.quote(f'{path}/{layout.CONFIG}')}) or choose another run_dir{start}",
+            *(
+                f"  {key}: {quote_value(old)} in the run, {quote_value(new)} now"
+                for key, old, new in refused
+            ),
+        )
+
+
+def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks: int) -> None:
+    """Refuse keys that ask for another number of micro-batches per step than the run has, or,
+    in a new run, that contradict each other.
+    """
+    train, expected = config.train, run.step_batches(config, ranks)
+    accum, stored_accum = train.accum_steps, stored.train.accum_steps if stored else 1
+    requested = [train.step_batches] if train.step_batches else []
+    # an unchanged accum_steps may belong to another number of processes
+    if accum != stored_accum and not (train.step_batches and accum == 1):
+        requested.append(accum * ranks)
+    for count in requested:
+        if count != expected:
+            raise RefusedError(
+                f"{run.path}: train.step_batches: a step of this run has {expected} "
+                f"micro-batches, not {count} (train.accum_steps {accum}, processes {ranks}); "
+                f"set train.step_batches: {expected} and remove train.accum_steps"
+            )
+
+
+def check_data(run: RunDirectory, fingerprints: dict[str, Any]) -> None:
+    """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
+    provenance = run.read(layout.RUN, Provenance) if _has(run, layout.RUN) else None
+    if provenance is None:
+        return
+    for key, subject in FIXED.items():
+        before = getattr(provenance, key)
+        now = fingerprints.get(key, before)
+        if before not in (None, now):
+            is_short = key in ("weights", "pairs", "metric_command")
+            detail = f" (it was {before!r}, and is {now!r})" if is_short else ""
+            raise RefusedError(
+                f"{run.path}: {subject} not the same as when this run began{detail}; "
+                "restore it, or choose another run_dir"
+            )
+
+
+def _has(run: RunDirectory, name: str) -> bool:
+    """Whether this file exists; raises `RefusedError` if only checkpoints do."""
+    if (run.path / name).exists():
+        return True
+    if layout.named_steps(run.checkpoints):
+        copy = reader.copy_of_settings(run.path) if name == layout.CONFIG else None
+        advice = f"restore it from {copy}" if copy else "use another run_dir"
+        raise RefusedError(f"{run.path}: holds checkpoints but no {name}; {advice}")
+    return False
