@@ -38,7 +38,7 @@ PACKAGES = {
     "check": Row("training data scoring runs corpus config runtime", "checker diagnosis"),
     "training": Row("translation data scoring model runs corpus config runtime", ALL),
     "translation": Row("data scoring model runs corpus config runtime", ALL),
-    "data": Row("scoring runs corpus config runtime", "batches prepare"),
+    "data": Row("scoring runs corpus config runtime", "batches prepare vocabulary"),
     "scoring": Row("corpus config runtime"),
     "runs": Row("corpus config runtime", "checkpoint"),
     "model": Row("config runtime", ALL),

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
-from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.config.schema import Config
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, is_blank, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
@@ -39,7 +39,8 @@ from mtrain.data.store import (
     write_tokenized,
 )
 from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
-from mtrain.runs import checkpoint, compatibility, layout, manifest
+from mtrain.data.vocabulary import existing_vocabulary
+from mtrain.runs import compatibility, layout, manifest
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.synthetic import resolve
 from mtrain.runtime.errors import RefusedError, UserError
@@ -48,8 +49,6 @@ from mtrain.runtime.stop import Stop
 from mtrain.runtime.workers import available_threads
 from mtrain.scoring.metrics import check_tokenizer
 
-# Keys of `tokenizer` that an existing vocabulary must match, if `path` does not name one.
-MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
 # The temperature repeats the pairs of a small corpus at most this often in an epoch.
 MAX_REPETITION = 1000.0
 ENCODED = 10_000  # lines of a scored set that are tokenized at a time
@@ -81,14 +80,6 @@ def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:
     train = config.train.model_copy(update={"init_from": None})
     warning = f"train.init_from: {init_from} does not exist yet and is ignored here"
     return config.model_copy(update={"train": train}), [warning]
-
-
-def init_checkpoint(init_from: str) -> Path:
-    """Return the checkpoint that `train.init_from` names; raises `UserError`."""
-    try:
-        return checkpoint.resolve(Path(init_from))
-    except UserError as error:
-        raise UserError(f"train.init_from: {error}") from None
 
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
@@ -128,7 +119,6 @@ class Preparation:
 
     def __init__(self, config: Config, stop: Stop) -> None:
         self.config, self.stop = config, stop
-        self.run_tokenizer = RunDirectory(Path(config.run_dir)).tokenizer  # need not exist yet
         self.selection = Selection(config.data.max_length, config.filter)
 
     @cached_property
@@ -212,48 +202,13 @@ class Preparation:
     def tokenizer(self) -> Tokenizer:
         """The existing vocabulary or that of the cache, which is trained first if needed."""
         self.stop.check()
-        return self._existing_tokenizer() or cached(
+        return existing_vocabulary(self.config) or cached(
             self._tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop
         )
 
     def find_tokenizer(self) -> Tokenizer | None:
         """Load the existing or cached vocabulary; None if it is not trained yet."""
-        return self._existing_tokenizer() or read_cached(self._tokenizer_key, _open_tokenizer)
-
-    def _existing_tokenizer(self) -> Tokenizer | None:
-        """Load the vocabulary of the run, else of `train.init_from` (if `init_vocabulary: theirs`),
-        else of `tokenizer.path`; None if there is none. Raises `RefusedError` if it does not match
-        the config or if a tag or symbol is not one of its user symbols.
-        """
-        settings, train = self.config.tokenizer, self.config.train
-        init_from = train.init_from if train.init_vocabulary == "theirs" else None
-        keys = {"path"} if settings.path else MATCHED_KEYS
-        advice = "restore the settings that it was made with, or choose another run_dir"
-        if self.run_tokenizer.exists():
-            file = self.run_tokenizer
-            keys = set() if init_from else keys
-        elif init_from is not None:
-            file = init_checkpoint(init_from) / layout.TOKENIZER
-            keys = keys & settings.model_fields_set
-            names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
-            advice = f"remove {names}, or set train.init_vocabulary: own"
-        elif settings.path is not None:
-            file = Path(settings.path)
-        else:
-            return None
-        try:
-            tokenizer = Tokenizer.load(file)
-        except UserError as error:
-            if file != self.run_tokenizer:
-                raise
-            raise UserError(f"{error}; restore it: each checkpoint of the run has a copy") from None
-        if not _matches(tokenizer, settings, keys):
-            raise RefusedError(
-                f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
-                f"the config describes; {advice}"
-            )
-        _check_symbols(tokenizer, file, self.config)
-        return tokenizer
+        return existing_vocabulary(self.config) or read_cached(self._tokenizer_key, _open_tokenizer)
 
     @property
     def _tokenizer_key(self) -> str:
@@ -407,29 +362,3 @@ def _open_tokenizer(path: Path) -> Tokenizer:
     """Open a cached vocabulary; raises `DamagedError`."""
     manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
-
-
-def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config) -> None:
-    """Raise `RefusedError` for a tag or symbol of the config that a vocabulary does not have."""
-    corpora = config.data.corpora.items()
-    symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
-    if not (Path(config.run_dir) / layout.RUN).exists():  # older runs lack this check
-        symbols += [("tokenizer.user_symbols", each) for each in config.tokenizer.user_symbols]
-    for key, symbol in symbols:
-        if symbol not in tokenizer.user_symbols:
-            raise RefusedError(
-                f"{key}: {symbol} is not a user symbol of {file}; use one that is, "
-                "or a vocabulary trained with it in tokenizer.user_symbols"
-            )
-
-
-def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) -> bool:
-    """Whether a vocabulary has the settings of these names."""
-    if "path" in keys:
-        return tokenizer.fingerprint == Tokenizer.load(Path(settings.path or "")).fingerprint
-    actual = {
-        "vocab_size": tokenizer.vocab_size,
-        "model_type": "bpe" if tokenizer.is_bpe else "unigram",
-        "normalization": tokenizer.normalization,
-    }
-    return all(getattr(settings, key) == actual[key] for key in keys)

@@ -20,11 +20,11 @@ from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import (
     Preparation,
     Prepared,
-    init_checkpoint,
     refuse_worthless_text,
     without_missing_init_from,
 )
 from mtrain.data.tokenizer import Tokenizer
+from mtrain.data.vocabulary import init_checkpoint
 from mtrain.runs import compatibility, layout
 from mtrain.runs.directory import RunDirectory, log_changes
 from mtrain.runs.history import History

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mtrain.config.changes import MACHINE_KEYS
 from mtrain.config.schema import Config, dump_config
-from mtrain.data.prepare import Prepared, init_checkpoint
+from mtrain.data.prepare import Prepared
 from mtrain.data.tokenizer import Tokenizer
+from mtrain.data.vocabulary import init_checkpoint
 from mtrain.model.building import check_weights
 from mtrain.model.transformer import VOCABULARY_MATRICES, Transformer
 from mtrain.runs import checkpoint, compatibility, layout, manifest

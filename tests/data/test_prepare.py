@@ -25,12 +25,12 @@ from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import (
     Preparation,
     Prepared,
-    init_checkpoint,
     prepare,
     refuse_worthless_text,
     train_run_tokenizer,
     without_missing_init_from,
 )
+from mtrain.data.vocabulary import init_checkpoint
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock, log
 from mtrain.runtime.errors import RefusedError, UserError

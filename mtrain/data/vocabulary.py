@@ -1,0 +1,89 @@
+"""The vocabulary that a config has already: that of its run, of the model that it starts from, or
+an existing one.
+"""
+
+from collections.abc import Set
+from pathlib import Path
+
+from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.data.tokenizer import Tokenizer
+from mtrain.runs import checkpoint, layout
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.errors import RefusedError, UserError
+
+# Keys of `tokenizer` that an existing vocabulary must match, if `path` does not name one.
+MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
+
+
+def existing_vocabulary(config: Config) -> Tokenizer | None:
+    """Load the vocabulary of the run, else of `train.init_from` (if `init_vocabulary: theirs`),
+    else of `tokenizer.path`; None if there is none. Raises `RefusedError` if it does not match
+    the config or if a tag or symbol is not one of its user symbols.
+    """
+    settings, train = config.tokenizer, config.train
+    init_from = train.init_from if train.init_vocabulary == "theirs" else None
+    of_run = RunDirectory(Path(config.run_dir)).tokenizer
+    keys = {"path"} if settings.path else MATCHED_KEYS
+    advice = "restore the settings that it was made with, or choose another run_dir"
+    if of_run.exists():
+        tokenizer, file = _load_of_run(of_run), of_run
+        keys = set() if init_from else keys
+    elif init_from is not None:
+        file = init_checkpoint(init_from) / layout.TOKENIZER
+        tokenizer, keys = Tokenizer.load(file), keys & settings.model_fields_set
+        names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
+        advice = f"remove {names}, or set train.init_vocabulary: own"
+    elif settings.path is not None:
+        file = Path(settings.path)
+        tokenizer = Tokenizer.load(file)
+    else:
+        return None
+    if not _matches(tokenizer, settings, keys):
+        raise RefusedError(
+            f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
+            f"the config describes; {advice}"
+        )
+    _check_symbols(tokenizer, file, config)
+    return tokenizer
+
+
+def init_checkpoint(init_from: str) -> Path:
+    """Return the checkpoint that `train.init_from` names; raises `UserError`."""
+    try:
+        return checkpoint.resolve(Path(init_from))
+    except UserError as error:
+        raise UserError(f"train.init_from: {error}") from None
+
+
+def _load_of_run(file: Path) -> Tokenizer:
+    """Load the vocabulary of a run; the error for a damaged one says where its copies are."""
+    try:
+        return Tokenizer.load(file)
+    except UserError as error:
+        raise UserError(f"{error}; restore it: each checkpoint of the run has a copy") from None
+
+
+def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) -> bool:
+    """Whether a vocabulary has the settings of these names."""
+    if "path" in keys:
+        return tokenizer.fingerprint == Tokenizer.load(Path(settings.path or "")).fingerprint
+    actual = {
+        "vocab_size": tokenizer.vocab_size,
+        "model_type": "bpe" if tokenizer.is_bpe else "unigram",
+        "normalization": tokenizer.normalization,
+    }
+    return all(getattr(settings, key) == actual[key] for key in keys)
+
+
+def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config) -> None:
+    """Raise `RefusedError` for a tag or symbol of the config that a vocabulary does not have."""
+    corpora = config.data.corpora.items()
+    symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
+    if not (Path(config.run_dir) / layout.RUN).exists():  # older runs lack this check
+        symbols += [("tokenizer.user_symbols", each) for each in config.tokenizer.user_symbols]
+    for key, symbol in symbols:
+        if symbol not in tokenizer.user_symbols:
+            raise RefusedError(
+                f"{key}: {symbol} is not a user symbol of {file}; use one that is, "
+                "or a vocabulary trained with it in tokenizer.user_symbols"
+            )
