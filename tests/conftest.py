@@ -161,7 +161,7 @@ def run_mtrain(
 # load torch.
 MEASURE_HERE = """
 from mtrain.training import plan
-plan.map_tasks = lambda work, tasks, *_: map(work, tasks)
+plan.map_tasks = lambda work, tasks, *_, **options: map(work, tasks)
 """
 
 

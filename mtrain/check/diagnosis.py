@@ -112,7 +112,7 @@ def diagnose(
         sample = np.stack(lengths, 1)  # (pairs, 2)
         try:
             diagnosis.forecast = forecast(
-                config, size, vocabulary_bytes, sample, pairs, timed=timed
+                config, size, vocabulary_bytes, sample, pairs, timed=timed, check_stop=stop.check
             )
         except UserError as error:
             stop.check()

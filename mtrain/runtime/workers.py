@@ -37,6 +37,7 @@ Worker = tuple[BaseProcess, Connection]  # a process, and this process's end of 
 
 CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 AHEAD = 4  # tasks per process that may begin before the next result is known
+CHECK_SECONDS = 0.2  # between two looks for a request to stop
 CAN_FORK = sys.platform == "linux"  # on macOS, system libraries may fail in a forked process
 NO_PROCESS = "cannot start a process"
 LIMITS = "close other programs, or raise the limits of this one (ulimit -u, ulimit -n)"
@@ -82,11 +83,12 @@ def map_tasks(
     death: str,
     *,
     forked: bool = False,
+    check_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Result]:
     """Yield the result of `work` for each task, in order, from up to `number` processes. A process
     starts when a task waits for one, and tasks are read when they are needed. Closing the generator
     ends the processes. Raises the `UserError` of a process, or one with the message `death` if a
-    process dies.
+    process dies. `check_stop` is called again and again while results are awaited, and may raise.
 
     If `forked`, processes start in some milliseconds and share the memory of this one. They must
     not wait for its other threads: with torch, `work` sets the number of threads to 1.
@@ -113,7 +115,8 @@ def map_tasks(
                 yield results.pop(next_result)
                 next_result += 1
                 continue
-            for ready in wait(list(busy)):
+            check_stop()
+            for ready in wait(list(busy), CHECK_SECONDS):
                 assert isinstance(ready, Connection)
                 with _reporting(death):
                     results[busy.pop(ready)], error = ready.recv()
@@ -154,9 +157,9 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     here, there = context.Pipe()
-    target: Callable[[], None] = partial(_work, there, work)
+    target: Callable[[], None] = partial(_work, os.getpid(), there, work)
     if forked:
-        target = partial(_work_forked, os.getpid(), [*pipes, here], target)
+        target = partial(_work_forked, [*pipes, here], target)
     else:
         resource_tracker.ensure_running()  # it would unblock signals when the first process starts
     process = context.Process(target=target, daemon=True)
@@ -171,21 +174,23 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
     return process, here
 
 
-def _work_forked(parent: int, pipes: list[Connection], target: Callable[[], None]) -> None:
+def _work_forked(pipes: list[Connection], target: Callable[[], None]) -> None:
     """Do the work of a forked process. It has all open files of its parent, so it closes the
-    parent's ends of pipes, and dies with the parent, whose locks it would keep otherwise.
+    parent's ends of pipes.
     """
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for pipe in pipes:
         pipe.close()
-    if os.getppid() == parent:
-        target()
+    target()
 
 
-def _work(pipe: Connection, work: Work[Any, Any]) -> None:
-    """Do the tasks that arrive, until the other end of the pipe is closed."""
+def _work(parent: int, pipe: Connection, work: Work[Any, Any]) -> None:
+    """Do the tasks that arrive, until the other end of the pipe is closed. Under Linux the process
+    dies with its parent, whose locks a forked one would keep otherwise.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(EOFError, OSError):
-        while True:
+        while os.getppid() == parent:
             task, result, failure = pipe.recv(), None, None
             try:
                 result = work(task)

@@ -212,17 +212,20 @@ class ThreadedGradients:
     """Computes the pieces of a step in threads, one for each `Compute`, and adds them up."""
 
     def __init__(
-        self, computes: Sequence[Compute], total: Sums, num_sums: int, pool: ThreadPoolExecutor
+        self, computes: Sequence[Compute], total: Sums, max_tokens: int, pool: ThreadPoolExecutor
     ) -> None:
-        """Allocate `num_sums` sums, one of which is `total`, which gets those of a step."""
-        self.computes, self.pool = computes, pool
-        self.sums = [total, *(Sums(total.grads, len(total.losses)) for _ in range(num_sums - 1))]
+        """`total` gets the sums of a step; a micro-batch has at most `max_tokens` padded tokens."""
+        self.computes, self.max_tokens, self.pool = computes, max_tokens, pool
+        self.sums = [total]  # and those of the pieces, from the first step on
         self.lock = Lock()
 
     def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
         once all threads have stopped.
         """
+        total, needed = self.sums[0], max_sums(count, self.max_tokens, len(self.computes))
+        while len(self.sums) < needed:  # with fewer, all threads might wait for free ones
+            self.sums.append(Sums(total.grads, len(total.losses)))
         self.free: LifoQueue[Sums | None] = LifoQueue()
         for sums in reversed(self.sums):  # the first piece gets `total`, as the leftmost part
             self.free.put(sums)

@@ -41,7 +41,6 @@ from mtrain.training.gradients import (
     Sums,
     ThreadedGradients,
     max_pieces,
-    max_sums,
 )
 from mtrain.training.graphs import CudaGraphs
 from mtrain.training.loss import consistency_loss, projected_cross_entropy
@@ -174,9 +173,8 @@ class Learner:
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
             computes.append(partial(self._compute_piece, model, generator))
-        max_tokens, workers = self.config.train.max_tokens, self.machine.workers
-        num_sums = max_sums(self.blocks.largest, max_tokens, workers)
-        return ThreadedGradients(computes, self.optimizer.sums, num_sums, pool)
+        max_tokens = self.config.train.max_tokens
+        return ThreadedGradients(computes, self.optimizer.sums, max_tokens, pool)
 
     def sum_gradients(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the optimizer's sums by those over `count` micro-batches."""

@@ -24,7 +24,7 @@ from mtrain.runs import layout
 from mtrain.runtime.console import format_bytes
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import StoppedError, UserError
 from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
 from mtrain.training.gradients import Blocks, max_sums
@@ -72,7 +72,14 @@ class Forecast:
             yield f"{plan} of this model take about {days:,.0f} days {advice}"
         yield from self.machine_warnings
 
-    def add_time(self, config: Config, blocks: Blocks, lengths: Lengths | None, steps: int) -> None:
+    def add_time(
+        self,
+        config: Config,
+        blocks: Blocks,
+        lengths: Lengths | None,
+        steps: int,
+        check_stop: Callable[[], object],
+    ) -> None:
         """Add the time that `steps` take, measured on a micro-batch of pairs with these lengths,
         eos included; without lengths nothing is measured.
         """
@@ -81,7 +88,9 @@ class Forecast:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
             measure = partial(_measure_step, config, blocks, *sizes)
             try:  # in another process, which may be killed for lack of memory
-                [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH)
+                [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH, check_stop=check_stop)
+            except StoppedError:
+                raise
             except UserError as error:
                 reason = f": {error}"
         self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
@@ -286,9 +295,10 @@ def forecast(
     pairs: float,
     *,
     timed: bool = True,
+    check_stop: Callable[[], object] = lambda: None,
 ) -> Forecast:
     """Forecast a run with `pairs` pairs per epoch from a sample of them, whose lengths (N, 2) are
-    in tokens without eos. If `timed`, measure a step. Raises `UserError`.
+    in tokens without eos. If `timed`, measure a step. Raises `UserError`, also from `check_stop`.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
@@ -304,7 +314,8 @@ def forecast(
         config, Ranks(), blocks, vocab_size, vocabulary_bytes, micro_batches, tokens
     )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
-    result.add_time(config, blocks, largest if timed else None, config.train.max_steps)
+    steps = config.train.max_steps
+    result.add_time(config, blocks, largest if timed else None, steps, check_stop)
     return result
 
 

@@ -141,7 +141,8 @@ class Trainer:
                 self.prepared.store.lengths_of(row, row + 1) for row in largest.indices.tolist()
             ]
             remaining = self.config.train.max_steps - step
-            forecast.add_time(self.config, self.blocks, np.concatenate(lengths) + 1, remaining)
+            sizes = np.concatenate(lengths) + 1
+            forecast.add_time(self.config, self.blocks, sizes, remaining, self.stop.check)
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -109,24 +109,51 @@ def test_the_end_of_one_process_ends_all(task: int, message: str, forked: bool) 
     assert multiprocessing.active_children() == []
 
 
+def test_a_request_to_stop_is_seen_while_a_result_is_awaited(forked: bool) -> None:
+    started = time.monotonic()
+
+    def check_stop() -> None:
+        if time.monotonic() > started + 1:
+            raise UserError("stopped")
+
+    with pytest.raises(UserError, match="stopped"):
+        list(map_tasks(square, [SLOW], 1, "died", forked=forked, check_stop=check_stop))
+    assert time.monotonic() < started + 50
+    assert not multiprocessing.active_children()
+
+
 @needs_fork
-def test_forked_processes_end_with_the_one_that_started_them() -> None:
-    """Even in the middle of a task: they hold its files, and the locks on them."""
+def test_processes_end_with_the_one_that_started_them(forked: bool) -> None:
+    """Even in the middle of a task: forked ones hold its files, and the locks on them."""
     here, there = multiprocessing.get_context("fork").Pipe()
-    parent = multiprocessing.get_context("fork").Process(target=report_and_die, args=(there,))
+    parent = multiprocessing.get_context("fork").Process(
+        target=report_and_die, args=(there, forked)
+    )
     parent.start()
     there.close()
     parent.join()
-    assert len(here.recv()) == 2
+    children = here.recv()
+    assert len(children) == 2
     assert parent.exitcode == -signal.SIGKILL
-    assert here.poll(20)  # its other end is held until the last of them has ended
+    assert here.poll(20)  # forked ones hold its other end until the last of them has ended
     with pytest.raises(EOFError):
         here.recv()
+    for _ in range(200):
+        if not any(is_running(child) for child in children):
+            break
+        time.sleep(0.1)
+    assert not any(is_running(child) for child in children)
 
 
-def report_and_die(pipe: Connection) -> None:
+def is_running(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def report_and_die(pipe: Connection, forked: bool) -> None:
     """Start two processes, tell their numbers, and be killed while they work."""
-    results = map_tasks(square, [*range(100, 120), SLOW, SLOW, SLOW], 2, "died", forked=True)
+    results = map_tasks(square, [*range(100, 120), SLOW, SLOW, SLOW], 2, "died", forked=forked)
     pipe.send({next(results)[0] for _ in range(20)})
     os.kill(os.getpid(), signal.SIGKILL)
 

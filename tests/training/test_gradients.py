@@ -146,8 +146,8 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
             held -= 1
 
     total = Sums([torch.zeros(8)], 2)
-    number = max_sums(len(sizes), max(sizes) * PIECE_TOKENS, threads)
-    workers = ThreadedGradients([compute] * threads, total, number, pool_of(threads))
+    max_tokens = max(sizes) * PIECE_TOKENS
+    workers = ThreadedGradients([compute] * threads, total, max_tokens, pool_of(threads))
     batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
     seeds = count()
     leaves = [[next(seeds) for _ in range(size)] for size in sizes]
@@ -164,7 +164,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
     tokens = sum(batch.num_tokens for batch in batches)
     assert total.losses.tolist() == [tokens, sum(sizes)]
     assert most <= threads
-    assert len(workers.sums) == number
+    assert len(workers.sums) == max_sums(len(sizes), max_tokens, threads)
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,7 @@ def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
         sums.put((torch.full((3,), float(seed)),), torch.ones(2))
 
     total = Sums([torch.zeros(3)], 2)
-    workers = ThreadedGradients([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
-    workers.sums = workers.sums[:4]  # fewer than the longest wait needs
-    workers.sums += [Sums([torch.zeros(3)], 2) for _ in range(3)]
+    workers = ThreadedGradients([compute] * 2, total, 64 * PIECE_TOKENS, pool_of(2))
     workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
     assert total.losses.tolist() == [64, 64]
     assert total.grads[0].tolist() == [64 * 63 / 2] * 3
@@ -232,7 +230,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
 
     seen: list[type[Exception]] = []
     total = Sums([torch.zeros(3)], 2)
-    workers = ThreadedGradients([compute] * 2, total, max_sums(1, 64 * PIECE_TOKENS, 2), pool_of(2))
+    workers = ThreadedGradients([compute] * 2, total, 64 * PIECE_TOKENS, pool_of(2))
     with pytest.raises(error, match="there is none"):
         workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
     assert len(computed) < 64
@@ -246,7 +244,7 @@ def test_an_error_of_reading_ends_the_step() -> None:
         raise OSError("gone")
 
     compute = lambda piece, seed, sums: sums.put((torch.ones(3),), torch.ones(2))  # noqa: E731
-    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), 3, pool_of(2))
+    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), 64, pool_of(2))
     with pytest.raises(OSError, match="gone"):
         workers.sum_up(unreadable(), 2)
 

@@ -8,6 +8,7 @@ import re
 import socket
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,17 @@ def test_a_step_is_timed_by_a_bounded_amount_of_work(
         assert seconds == pytest.approx(4 * expected[0] / count + 1)
 
 
+def test_a_step_is_timed_with_more_threads_than_micro_batches(tiny_config: TinyConfig) -> None:
+    """As many micro-batches as threads, each of several pieces, are summed at a time."""
+    config = load(tiny_config, **{"train.threads": 4, "train.max_tokens": 4096})
+    lengths = np.full((200, 2), 20)
+    measure = partial(plan._measure_step, config, Blocks(1), 320, 10_000, lengths)
+    thread = Thread(target=measure, daemon=True)
+    thread.start()
+    thread.join(100)
+    assert not thread.is_alive()
+
+
 def _dying(*_: object) -> None:
     os._exit(9)
 
@@ -218,7 +230,7 @@ def test_a_measured_time_replaces_the_estimate(
 ) -> None:
     config = load(tiny_config)
     for seconds, expected in ((1.0, 0), (2e5, 1)):  # of each of 8 steps
-        monkeypatch.setattr(plan, "map_tasks", lambda *_, s=seconds: [(s, None)])
+        monkeypatch.setattr(plan, "map_tasks", lambda *_, s=seconds, **options: [(s, None)])
         found = forecast(config, 320, 1000, LENGTHS, 1000.0)
         warnings = list(found.warnings(config.train))
         assert len(warnings) == expected
