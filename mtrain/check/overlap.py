@@ -69,8 +69,9 @@ class ScoredSet:
                 if examples:
                     self.findings.add(kind, len(examples), examples, name)
             same = sum(kind_index == 0 for kind_index, _ in best.values())
-            if name == TRAIN and (text := overlap_message(same, self.findings.pairs)):
-                self.findings.add_message("contained", text, is_allowed=data.allow_overlap)
+            pairs, is_allowed = self.findings.pairs, data.allow_overlap
+            if name == TRAIN and (text := overlap_message(same, pairs, is_allowed=is_allowed)):
+                self.findings.add_message("contained", text, is_allowed=is_allowed)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
         """Yield the matches of rows in a chunk, each with its most specific kind."""

@@ -37,6 +37,7 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import missing_tokenizers
 
 SAMPLE = 20_000  # pairs in which words and characters are counted
+MAX_LOST = 0.2  # fraction of the pairs that are not UTF-8: the files have another encoding
 MAX_HELD_OUT = 0.1  # fraction of the pairs
 MIN_HELD_OUT, DEFAULT_HELD_OUT = 200, 1000  # pairs, if no number is given
 # Names of validation and test sets next to the text, without language and compression; a
@@ -154,6 +155,11 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         manifest.check_new(path, "the text is split into that folder; choose another one with -o")
     count = _count_to_hold_out(request, pairs)
     size = _measure(corpus, pairs, reading)
+    if (invalid := reading.counts[NOT_UTF8]) > MAX_LOST * pairs:
+        advice = "convert the files to UTF-8: iconv -f ENCODING -t UTF-8 FILE > NEW"
+        raise UserError(
+            f"{describe(corpus)}: {invalid:,} of {pairs:,} pairs are not UTF-8; {advice}"
+        )
     with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = (request.src, request.tgt), request.valid
         if valid is None:

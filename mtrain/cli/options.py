@@ -116,7 +116,8 @@ Set = Annotated[
     ),
 ]
 TimeLimit = Annotated[
-    str | None, value("TIME", "Save and stop after this time, such as `3h30m` (exit code 75).")
+    str | None,
+    value("TIME", "Save and stop after a time such as `3h30m`, or seconds (exit code 75)."),
 ]
 Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
 RunDirectory = Annotated[Path | None, path("RUN", "Run directory.", autocompletion=completion.runs)]

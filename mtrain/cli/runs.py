@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from mtrain.cli import opening, options
 from mtrain.cli.options import choice, file, flag, value
-from mtrain.cli.streams import as_text, check_page, print_json, print_text
+from mtrain.cli.streams import as_text, check_page, print_json, print_text, write_page
 from mtrain.runtime import log
 from mtrain.runtime.console import stopped_by_signals
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.outputs import describe_size, write_output
+from mtrain.runtime.outputs import describe_size
 
 Quantization = Literal[
     "float32",
@@ -53,7 +53,7 @@ def report(
     output = check_page(output, "report.html")
     with stopped_by_signals():  # so that the check removes its temporary files
         page = reporting.make_page(run, [as_text(each) for each in text or []], check=check)
-    write_output(output, page.encode("utf-8", "replace"))
+    write_page(output, page)
 
 
 def verify(

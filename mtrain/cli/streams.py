@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.corpus.lines import PACKED, bounded_lines, open_bytes, reading_from
-from mtrain.runtime import outputs
+from mtrain.runtime import log, outputs
 from mtrain.runtime.console import GREEN, RED, YELLOW, paint, writing
 from mtrain.runtime.errors import RefusedError, printable
 
@@ -113,3 +113,10 @@ def check_page(path: Path | None, default: str) -> Path:
     if path.suffix not in ("", ".html", ".htm"):
         raise RefusedError(f"--output {path}: the output is HTML; give a name that ends in .html")
     return path
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page, and name it in the log; raises `UserError`."""
+    outputs.write_output(path, page.encode("utf-8", "replace"))
+    if path.is_file() and not log.is_on_terminal():  # else `write_output` has logged it
+        log.logger.info("wrote %s (%s)", path, outputs.describe_size(path))

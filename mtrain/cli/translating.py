@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from mtrain.cli import opening, options
 from mtrain.cli.options import choice, file, flag, stream, value
-from mtrain.cli.streams import as_text, check_output, check_page, prompting, reading
+from mtrain.cli.streams import as_text, check_output, check_page, prompting, reading, write_page
 from mtrain.corpus.lines import scan_file
 from mtrain.runtime import log
 from mtrain.runtime.console import restore_interrupt, writing
 from mtrain.runtime.errors import RefusedError
-from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting, write_output
+from mtrain.runtime.outputs import opened, refuse_one_file, refuse_overwriting
 
 if TYPE_CHECKING:
     from mtrain.translation.translator import Translator
@@ -190,7 +190,7 @@ def attention(
     model_ = loading.load_with_tag(models[0], device=device, precision=precision, **decode)
     restore_interrupt()
     page = maps.draw_page(maps.compute_maps(model_, pairs, chosen), models[0])
-    write_output(output, page.encode("utf-8", "replace"))
+    write_page(output, page)
 
 
 def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> None:

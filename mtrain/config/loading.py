@@ -283,23 +283,50 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
 
 # Names in the configs of fairseq, OpenNMT-py, JoeyNMT and transformers that no key resembles.
 OTHER_NAMES = {
+    "accum_count": "train.accum_steps",
+    "alpha": "decode.length_penalty",
     "batch_multiplier": "train.step_batches",
     "batch_size": "train.max_tokens",
+    "beam_alpha": "decode.length_penalty",
     "bf16": "train.precision",
+    "clip_grad_norm": "train.clip_norm",
+    "decoder_layers": "model.num_decoder_layers",
+    "dev": "data.valid",
     "early_stopping": "train.patience",
+    "embedding_dim": "model.d_model",
+    "encoder_attention_heads": "model.num_heads",
+    "encoder_embed_dim": "model.d_model",
+    "encoder_ffn_embed_dim": "model.d_ff",
+    "encoder_layers": "model.num_encoder_layers",
     "epochs": "train.max_steps",
     "ff_size": "model.d_ff",
     "fp16": "train.precision",
     "gradient_accumulation_steps": "train.step_batches",
+    "heads": "model.num_heads",
     "hidden_size": "model.d_model",
     "learning_rate": "train.peak_lr",
+    "learning_rate_factor": "train.lr_factor",
+    "lenpen": "decode.length_penalty",
+    "logging_freq": "train.log_every",
+    "max_grad_norm": "train.clip_norm",
+    "max_output_length": "decode.max_len_b",
+    "max_sent_length": "data.max_length",
+    "max_update": "train.max_steps",
     "model_dir": "run_dir",
     "num_train_epochs": "train.max_steps",
+    "random_seed": "seed",
+    "report_every": "train.log_every",
     "save_dir": "run_dir",
+    "scheduling": "train.schedule",
+    "train_steps": "train.max_steps",
     "transformer_ff": "model.d_ff",
     "update_freq": "train.step_batches",
     "valid_steps": "train.valid_every",
+    "validation_freq": "train.valid_every",
 }
+
+# Names of theirs for what mtrain does not have.
+NO_SETTINGS = ("arch", "criterion", "weight_decay")
 
 
 def _advice(key: str, section: type[BaseModel]) -> str:
@@ -309,6 +336,8 @@ def _advice(key: str, section: type[BaseModel]) -> str:
         return f"dotted names are for --set; write {name} below {parent}:"
     if name in OTHER_NAMES:
         return f"did you mean {OTHER_NAMES[name]}?"
+    if name in NO_SETTINGS:
+        return "mtrain has no such setting; remove it"
     known = [field for field in section.model_fields if field != "synthetic_side"]
     kinds = KINDS if section in KINDS.values() else {}
     if owners := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:

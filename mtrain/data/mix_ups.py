@@ -105,7 +105,7 @@ def find_mix_ups(
         for message in style_differences(training, languages, sides):
             yield f"{key}: {message}", True
         same = sum(pair in in_training for pair in scored_pairs[key])
-        if overlap := overlap_message(same, len(text)):
+        if overlap := overlap_message(same, len(text), is_allowed=data.allow_overlap):
             yield f"{key}: {overlap}", data.allow_overlap
 
 
@@ -146,7 +146,7 @@ def mix_ups_of(
     if fraction > MOST_SWAPPED:
         text = (
             f"most sources look like the target language ({tgt}), most targets like the source "
-            f"({src}); exchange src and tgt, or set data.allow_swapped: true if this is intended"
+            f"({src}); {_unless('data.allow_swapped', data.allow_swapped, 'exchange src and tgt')}"
         )
         yield MixUp("turned", text, data.allow_swapped)
     elif fraction:
@@ -297,14 +297,19 @@ def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator
             )
 
 
-def overlap_message(same: int, pairs: int) -> str:
+def overlap_message(same: int, pairs: int, *, is_allowed: bool) -> str:
     """Return a message if too many pairs of a scored set are in the training text: `same` of
     `pairs`; else an empty text.
     """
     if same <= MAX_CONTAINED * pairs:
         return ""
     text = f"{same:,} of {pairs:,} pairs are in data.train, so its score means nothing"
-    return f"{text}; use other text, or set data.allow_overlap: true if this is intended"
+    return f"{text}; {_unless('data.allow_overlap', is_allowed, 'use other text')}"
+
+
+def _unless(key: str, is_allowed: bool, advice: str) -> str:
+    """Return what to do, or that the config allows it by a key."""
+    return f"{key} allows it" if is_allowed else f"{advice}, or set {key}: true if it is intended"
 
 
 def _pairs_of(data: DataConfig, text: Text) -> list[Pair]:

@@ -142,6 +142,16 @@ class Tokenizer:
         names = [name for inner, name in _fields(b"".join(specs)) if inner == _RULES]
         return b"".join(names).decode("utf-8", "replace")
 
+    @property
+    def settings(self) -> dict[str, object]:
+        """The settings of a config that a vocabulary of this kind has."""
+        model_type = "bpe" if self.is_bpe else "unigram"
+        return {
+            "vocab_size": self.vocab_size,
+            "model_type": model_type,
+            "normalization": self.normalization,
+        }
+
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, without bos or eos."""
         if len(texts) < 100:  # given a list, SentencePiece starts a thread, which takes over 0.1 ms

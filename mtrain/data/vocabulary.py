@@ -67,11 +67,7 @@ def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) ->
     """Whether a vocabulary has the settings of these names."""
     if "path" in keys:
         return tokenizer.fingerprint == Tokenizer.load(Path(settings.path or "")).fingerprint
-    actual = {
-        "vocab_size": tokenizer.vocab_size,
-        "model_type": "bpe" if tokenizer.is_bpe else "unigram",
-        "normalization": tokenizer.normalization,
-    }
+    actual = tokenizer.settings
     return all(getattr(settings, key) == actual[key] for key in keys)
 
 

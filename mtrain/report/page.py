@@ -194,7 +194,7 @@ def check_text(report: Report) -> list[Findings]:
     config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
     if (vocabulary := reader.read_vocabulary(path)) is not None:
-        settings["vocab_size"] = Tokenizer(vocabulary, str(path / layout.TOKENIZER)).vocab_size
+        settings |= Tokenizer(vocabulary, str(path / layout.TOKENIZER)).settings
     changes = {
         "run_dir": str(path),
         "tokenizer": config.tokenizer.model_copy(update=settings),

@@ -213,8 +213,8 @@ def paired_tests(
     lowercase: bool,
 ) -> dict[str, tuple[str, list[Paired]]]:
     """Compare systems with the first one by sacreBLEU's paired bootstrap resampling; return each
-    metric's signature and the scores of the systems. Equal scores, and scores of fewer than
-    `MIN_TESTED` lines, are never significantly different.
+    metric's signature and the scores of the systems. Equal scores have a p-value of 1; scores of
+    fewer than `MIN_TESTED` lines are never significantly different.
     """
     from sacrebleu.significance import PairedTest
 
@@ -229,9 +229,11 @@ def paired_tests(
         system_results: list[Any] = list(results[key])
         for result in system_results:
             difference = float(result.score - system_results[0].score)
-            is_significant = has_enough_lines and difference != 0 and result.p_value <= SIGNIFICANT
             score, mean, ci = map(float, (result.score, result.mean, result.ci))
-            rows.append(Paired(score, mean, ci, difference, result.p_value, is_significant))
+            p = result.p_value  # None for the baseline, and meaningless for equal scores
+            p = 1.0 if p is not None and not difference else p
+            is_significant = p is not None and has_enough_lines and p <= SIGNIFICANT
+            rows.append(Paired(score, mean, ci, difference, p, is_significant))
         tests[metric] = signatures[key].format(), rows
     return tests
 

@@ -146,14 +146,15 @@ def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
     return lambda line: bool(has(line.text)) and not any(map(has, line.references))
 
 
-TRAIN_OR_CHECK = "train for longer, or check the file"
+TRAIN_OR_CHECK = "check the file; a model may need more training"
+MORE_TRAINING = "the model may need more training"
 TO_NFC = "normalize them, the references and the training text to NFC"
 # Faults of lines: kind, description, advice, check, and the fraction of lines above which they are
 # reported.
 CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
-    ("empty", "empty translations", "look at the sources, or train longer", _only(is_blank), 0),
-    ("copied", "copies of the source", f"{TRAIN_OR_CHECK} and the language", _is_copied, 0.02),
-    ("loops", "a phrase repeated over and over", "train for longer", _only(_has_loop), 0.005),
+    ("empty", "empty translations", MORE_TRAINING, _only(is_blank), 0),
+    ("copied", "copies of the source", TRAIN_OR_CHECK, _is_copied, 0.02),
+    ("loops", "a phrase repeated over and over", MORE_TRAINING, _only(_has_loop), 0.005),
     ("script", "text in another script than the references", TRAIN_OR_CHECK, _is_foreign, 0.02),
     ("subword", "subword marks (@@, ▁)", "join the pieces", _only(SUBWORDS.search), 0.03),
     ("tokenized", "a space before the final period", "detokenize", _only(SPACED.search), 0.03),
@@ -260,5 +261,5 @@ def _wrong_length(lines: list[Line]) -> Iterator[Note]:
         kind, change = "long", "lower"
         indices = [i for i, length, ref in lengths if length > LONG * ref]
     what = f"too {kind}, {ratio:.2f} of the references' length"
-    advice = f"{change} decode.length_penalty, and look at the lines"
+    advice = f"look at the lines; {change} the length penalty (decode.length_penalty)"
     yield _note(lines, kind, what, indices, advice)

@@ -375,6 +375,14 @@ def test_fewer_held_out_than_asked_for_is_told(
     assert all(line.startswith("word") for line in valid)
 
 
+def test_files_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    sides = write(tmp_path / "a.en", ["coffee", "tea", "water"] * 300), tmp_path / "a.fr"
+    sides[1].write_bytes(b"caf\xe9\nth\xe9\neau\n" * 300)
+    with pytest.raises(UserError, match=r"600 of 900 pairs are not UTF-8; convert.*iconv -f"):
+        write_config(request(sides, tmp_path / "a.yaml"), Stop(), has_gpu=False)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.en", "a.fr"}
+
+
 def test_pairs_that_are_not_utf8_are_left_out_and_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1091,7 +1091,8 @@ def test_a_failed_run_says_so_in_its_status(
 @pytest.fixture
 def _measure_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let forecasts measure a step in this process: another takes seconds to load torch."""
-    monkeypatch.setattr("mtrain.training.plan.map_tasks", lambda work, tasks, *_: map(work, tasks))
+    target = "mtrain.training.plan.map_tasks"
+    monkeypatch.setattr(target, lambda work, tasks, *_, **options: map(work, tasks))
 
 
 @pytest.mark.usefixtures("_measure_here")

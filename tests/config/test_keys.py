@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from mtrain.config.keys import SCHEMA, list_keys, make_schema
-from mtrain.config.loading import OTHER_NAMES, parse_config
+from mtrain.config.loading import NO_SETTINGS, OTHER_NAMES, parse_config
 from mtrain.config.schema import SECTIONS, Config
 from mtrain.config.yaml_reader import parse_document
 from mtrain.runtime.errors import RefusedError
@@ -165,4 +165,4 @@ def test_a_prefix_chooses_and_an_unknown_one_is_refused() -> None:
 def test_names_of_other_programs_lead_to_keys() -> None:
     keys = {key.name for key in list_keys()}
     assert set(OTHER_NAMES.values()) <= keys
-    assert not OTHER_NAMES.keys() & {key.rpartition(".")[2] for key in keys}
+    assert not {*OTHER_NAMES, *NO_SETTINGS} & {key.rpartition(".")[2] for key in keys}

@@ -242,6 +242,8 @@ ADDED = [
     ("lr: 3", "7: lr: unknown key; did you mean train.lr_factor or train.peak_lr?"),
     ("train: {batch_size: 3}", "7: train.batch_size: did you mean train.max_tokens?"),
     ("model: {save_dir: x}", "7: model.save_dir: did you mean run_dir?"),
+    ("decode: {alpha: 1}", "7: decode.alpha: did you mean decode.length_penalty?"),
+    ("train: {weight_decay: 0.1}", "7: train.weight_decay: mtrain has no such setting; remove it"),
     ("quux: 3", "7: quux: unknown key; known here: run_dir, seed, data"),
     ("seed: 1\nseed: 2", "8: seed: duplicate key, first given at {}:7"),
     ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),

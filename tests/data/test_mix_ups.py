@@ -235,6 +235,9 @@ def test_check_finds_the_same(
             if finding["kind"] in ("turned", "contained")
         }
         assert set(found.values()) == {"warning" if allowed else "error"}
+        key = r"data\.allow_(swapped|overlap)"
+        ending = rf"{key} allows it$" if allowed else rf"set {key}: true if it is intended$"
+        assert all(re.search(ending, message) for message in found)
         assert (code, report["errors"]) == ((0, 0) if allowed else (1, 3))
         if not allowed:
             assert sorted(refusal(load_config(path)).split("\n")) == sorted(found)

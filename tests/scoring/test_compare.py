@@ -158,7 +158,7 @@ def test_equal_systems_and_few_lines_are_never_significant() -> None:
     result = compared([half, half, reference], reference)
     same, better = result.as_json()["systems"][1:]
     assert same["chrf"]["difference"] == 0
-    assert same["chrf"]["bootstrap"]["p"] < 0.01  # by sacreBLEU, and it says nothing
+    assert same["chrf"]["bootstrap"]["p"] == 1
     assert same["chrf"]["bootstrap"]["significant"] is False
     assert same["better"] == same["worse"] == []
     assert better["chrf"]["bootstrap"]["significant"] is True

@@ -126,7 +126,7 @@ def test_one_translation_of_many_sources() -> None:
 def test_another_script_than_the_references() -> None:
     found = notes(with_lines(CHINESE, lambda line: "the harbour lies here", 5, 6, 7), CHINESE)
     assert (found["script"].lines, found["script"].first) == (3, [5, 6, 7])
-    assert found["script"].advice == "train for longer, or check the file"
+    assert found["script"].advice == "check the file; a model may need more training"
     mixed = with_lines(CHINESE, lambda line: "apt-get " + line[:2], 5, 6, 7)
     assert notes(mixed, mixed) == {}
     assert notes(unspaced(100, GREEK), REFERENCE)["script"].lines == 100
