@@ -1,4 +1,4 @@
-"""`mtrain init`: write a first config for two files of text, for their size and this machine."""
+"""`mtrain init`: write a first config for a text, for its size and this machine."""
 
 import random
 import re
@@ -17,10 +17,10 @@ import numpy as np
 from mtrain.check.chunks import chunks
 from mtrain.check.findings import Findings
 from mtrain.check.words import Characters
-from mtrain.config.corpora import TextCorpus
+from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer_for
-from mtrain.config.loading import parse_config
+from mtrain.config.loading import column_conflict, parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -55,12 +55,14 @@ HEADER = """\
 
 """
 
+LINE_BREAKS = "line breaks replaced by spaces"
+
 Sides = tuple[Path, Path]
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `mtrain init`."""
+    """The options of `mtrain init`. With `columns`, `src` and `tgt` are the same table."""
 
     src: Path
     tgt: Path
@@ -69,22 +71,39 @@ class Request:
     tgt_lang: str
     valid: Sides | None
     hold_out: int  # pairs; 0: a default number, unless there is a validation set
+    columns: tuple[str, str] | None = None
     tests: dict[str, Sides] = field(default_factory=dict)
 
+    @property
+    def corpus(self) -> TextCorpus | FileCorpus:
+        """The text, unchecked: `parse_config` refuses names that no config can contain."""
+        if self.columns is None:
+            return _corpus_of(self.src, self.tgt)
+        src, tgt = (int(name) if name.isdecimal() else name for name in self.columns)
+        return FileCorpus.model_construct(file=str(self.src), src=src, tgt=tgt)
 
-def languages_of(sides: Sides, src_lang: str | None, tgt_lang: str | None) -> tuple[str, str]:
-    """Return the given language codes, or else those that the names of the files end in; raises
-    `RefusedError` if there is neither.
+
+def languages_of(
+    sides: Sides,
+    src_lang: str | None,
+    tgt_lang: str | None,
+    columns: tuple[str, str] | None = None,
+) -> tuple[str, str]:
+    """Return the given language codes, or else those that the names of the files, or of the columns
+    of a table, end in; raises `RefusedError` if there is neither.
     """
-    src, tgt = src_lang or _language_of(sides[0]), tgt_lang or _language_of(sides[1])
-    if src and tgt:
-        return src, tgt
-    unknown = {"--src-lang": src, "--tgt-lang": tgt}
-    options = [option for option, code in unknown.items() if not code]
-    names = [str(path) for path, code in zip(sides, unknown.values(), strict=True) if not code]
+    names = list(map(str, sides))
+    if columns is not None:
+        names = [f"{sides[0]}: column {column}" for column in columns]
+        sides = Path(f".{columns[0]}"), Path(f".{columns[1]}")
+    codes = [src_lang or _language_of(sides[0]), tgt_lang or _language_of(sides[1])]
+    if all(codes):
+        return codes[0], codes[1]
+    unknown = [side for side in (0, 1) if not codes[side]]
     raise RefusedError(
-        f"{' and '.join(names)}: no known language code, such as .en or .de.gz, at the end of the "
-        f"name; give {' and '.join(options)}"
+        f"{' and '.join(names[side] for side in unknown)}: no known language code, such as .en or "
+        f".de.gz, at the end of the name; give "
+        f"{' and '.join(('--src-lang', '--tgt-lang')[side] for side in unknown)}"
     )
 
 
@@ -141,7 +160,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     """
     _check_names(request)
     manifest.check_new(request.output)
-    corpus = _corpus_of(request.src, request.tgt)
+    corpus = request.corpus
     reading = Reading(invalid_utf8="drop", check=stop.check)
     pairs, held = scan(corpus, reading).pairs, 0
     request = with_found_sets(request)
@@ -161,11 +180,11 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
             f"{describe(corpus)}: {invalid:,} of {pairs:,} pairs are not UTF-8; {advice}"
         )
     with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
-        train, valid = (request.src, request.tgt), request.valid
+        train, valid = corpus, request.valid
         if valid is None:
             held, left = _hold_out(corpus, pairs, count, sinks, reading)
             size = replace(size, pairs=left)
-            train, valid = (parts[0], parts[1]), (parts[2], parts[3])
+            train, valid = _corpus_of(parts[0], parts[1]), (parts[2], parts[3])
         # splitting the text has dropped pairs that are not UTF-8
         drop_invalid = bool(reading.counts[NOT_UTF8]) and not parts
         text = render(request, size, train, valid, has_gpu=has_gpu, drop_invalid=drop_invalid)
@@ -225,8 +244,14 @@ def _count_to_hold_out(request: Request, pairs: int) -> int:
 
 
 def _check_names(request: Request) -> None:
-    """Refuse one file for both sides, and a config without suffix .yaml or .yml."""
-    if request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
+    """Refuse one file for both sides, columns that a table of its format cannot have, and a config
+    without suffix .yaml or .yml.
+    """
+    corpus = request.corpus
+    if isinstance(corpus, FileCorpus):
+        if conflict := column_conflict(corpus):
+            raise RefusedError(f"--columns {corpus.src},{corpus.tgt}: {conflict[1]}")
+    elif request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
         raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
@@ -244,13 +269,13 @@ def _split_files(request: Request) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in ("train", "valid") for suffix in suffixes]
 
 
-def _rows(corpus: TextCorpus, reading: Reading) -> Iterator[TextRow]:
+def _rows(corpus: TextCorpus | FileCorpus, reading: Reading) -> Iterator[TextRow]:
     for row in read_rows(corpus, reading):
         reading.check()
         yield row
 
 
-def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
+def _measure(corpus: TextCorpus | FileCorpus, pairs: int, reading: Reading) -> Size:
     """Measure a sample that is spread over the files; pairs that are not UTF-8 are counted in
     `reading`.
     """
@@ -275,13 +300,18 @@ def _measure(corpus: TextCorpus, pairs: int, reading: Reading) -> Size:
 
 
 def _hold_out(
-    corpus: TextCorpus, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
+    corpus: TextCorpus | FileCorpus,
+    pairs: int,
+    count: int,
+    sinks: list[IO[bytes]],
+    reading: Reading,
 ) -> tuple[int, int]:
     """Split the text into a training and a random validation set; write to four open files: source
-    and target of train, then of valid. Return the numbers of pairs held out and left to train on;
-    raises `UserError` if one of them is 0.
+    and target of train, then of valid. Return the numbers of pairs held out and left to train on,
+    and count line breaks within texts of a table in `reading`. Raises `UserError` if one of the
+    parts is empty.
     """
-    reading, left = replace(reading, counts=Counter()), 0
+    counts, reading, left = reading.counts, replace(reading, counts=Counter()), 0
     train, valid = sinks[:2], sinks[2:]
     held = choose(corpus, pairs, count, reading)
     with progress_bar(pairs, "pair", "splitting") as bar:
@@ -290,11 +320,14 @@ def _hold_out(
             is_held = number in held
             left += not (is_held or is_blank(src) or is_blank(tgt))
             for sink, text in zip(valid if is_held else train, (src, tgt), strict=True):
-                sink.write(text.encode("utf-8") + b"\n")
+                if "\n" in text:
+                    counts[LINE_BREAKS] += text.count("\n")
+                sink.write(text.replace("\n", " ").encode("utf-8") + b"\n")
     if not held or not left:
+        purpose = "learn from" if held else "validate on"
         raise UserError(
-            f"{corpus.src}: no pairs are left to {'learn from' if held else 'validate on'}: the "
-            "others are blank on a side, invalid UTF-8, or share a side; see mtrain check"
+            f"{describe(corpus)}: no pairs are left to {purpose}: the others are blank on a side, "
+            "invalid UTF-8, or share a side; see mtrain check"
         )
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")
@@ -310,7 +343,7 @@ def _sides(rows: Iterable[TextRow]) -> Iterator[set[tuple[int, str]]]:
         yield {(0, src), (1, tgt)}
 
 
-def choose(corpus: TextCorpus, pairs: int, count: int, reading: Reading) -> set[int]:
+def choose(corpus: TextCorpus | FileCorpus, pairs: int, count: int, reading: Reading) -> set[int]:
     """Draw at most `count` pairs by line number: none is blank on a side, or shares a side with
     another pair. The same text gives the same pairs.
     """
@@ -331,7 +364,7 @@ def choose(corpus: TextCorpus, pairs: int, count: int, reading: Reading) -> set[
 def render(
     request: Request,
     size: Size,
-    train: Sides,
+    train: TextCorpus | FileCorpus,
     valid: Sides,
     *,
     has_gpu: bool,
@@ -345,8 +378,8 @@ def render(
         "src_lang": request.src_lang,
         "tgt_lang": request.tgt_lang,
         "train": [_entry(train)],
-        "valid": _entry(valid),
-        "test": {name: _entry(sides) for name, sides in request.tests.items()},
+        "valid": _entry(_corpus_of(*valid)),
+        "test": {name: _entry(_corpus_of(*sides)) for name, sides in request.tests.items()},
         "invalid_utf8": "drop" if drop_invalid else "error",
         "max_length": 256,
     }
@@ -369,6 +402,6 @@ def render(
     return "".join(parts)
 
 
-def _entry(sides: Sides) -> dict[str, str]:
+def _entry(corpus: TextCorpus | FileCorpus) -> dict[str, Any]:
     """Return the config entry of a corpus."""
-    return {"src": str(sides[0]), "tgt": str(sides[1])}
+    return corpus.model_dump(include={"file", "src", "tgt"})

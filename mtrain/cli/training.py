@@ -59,8 +59,14 @@ def train(
 
 
 def init(
-    src: Annotated[Path, path("SRC", "Source text, one sentence per line; also .gz or .zst.")],
+    src: Annotated[
+        Path, path("SRC", "Source text, one sentence per line; also .gz or .zst; or a table.")
+    ],
     tgt: Annotated[Path | None, path("TGT", "Its translation, line by line.")] = None,
+    columns: Annotated[
+        str | None,
+        value("SRC,TGT", "Columns of a .tsv, .jsonl or .parquet file: names, or numbers from 0."),
+    ] = None,
     output: Annotated[
         Path | None, file("Config to write; default: en-de.yaml for en to de.", "--output", "-o")
     ] = None,
@@ -84,31 +90,29 @@ def init(
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Write a config for two files of text, sized to them and to this machine.
+    """Write a config for two files of text, or a table, sized to the text and to this machine.
 
     Validation and test sets in the same folder, such as valid.en and test2016.de, are used.
 
     Example: `mtrain init train.en train.de`
+
+    Example: `mtrain init pairs.tsv --columns 0,1 --src-lang en --tgt-lang de`
     """
-    if (valid_src is None) != (valid_tgt is None) or (valid_src is not None and hold_out):
-        raise RefusedError(
-            "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
-            "or none of them to hold out a default number of pairs"
-        )
-    tgt = _require_target(src, tgt)
+    valid = _valid_sides(valid_src, valid_tgt, hold_out)
+    table_columns = _columns_of(src, tgt, columns, src_lang, tgt_lang)
+    tgt = src if table_columns else _require_target(src, tgt)
     stop = Stop()
     stop.install()
-    log.logger.info("reading %s and %s", src, tgt)
+    log.logger.info("reading %s", src if table_columns else f"{src} and {tgt}")
     from mtrain.check import starter
     from mtrain.runtime.device import pick_device
 
     for text in (src, tgt):
         require_regular(text)  # opening a pipe would wait for its writer
         open_bytes(text).close()
-    languages = starter.languages_of((src, tgt), src_lang, tgt_lang)
+    languages = starter.languages_of((src, tgt), src_lang, tgt_lang, table_columns)
     output = output or Path("-".join(languages) + ".yaml")
-    valid = (valid_src, valid_tgt) if valid_src is not None and valid_tgt is not None else None
-    request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0)
+    request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0, table_columns)
     found = starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
     if json_:
         print_json({"config": str(output), **found})
@@ -116,21 +120,55 @@ def init(
         print_path(output)
 
 
+def _valid_sides(
+    src: Path | None, tgt: Path | None, hold_out: int | None
+) -> tuple[Path, Path] | None:
+    """Return the sides of the validation set, if it is given; raises `RefusedError` for one side
+    alone, and if pairs are to be held out, too.
+    """
+    if (src is None) != (tgt is None) or (src is not None and hold_out):
+        raise RefusedError(
+            "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
+            "or none of them to hold out a default number of pairs"
+        )
+    return (src, tgt) if src is not None and tgt is not None else None
+
+
+def _columns_of(
+    src: Path, tgt: Path | None, columns: str | None, src_lang: str | None, tgt_lang: str | None
+) -> tuple[str, str] | None:
+    """Return the columns of a table, or the languages of a .tmx file; None for two files of text.
+    Raises `RefusedError` if they are not given, or given for other files.
+    """
+    from mtrain.config.loading import is_table  # pydantic takes a while
+
+    if tgt is not None or not is_table(src):
+        if columns is not None:
+            raise RefusedError("--columns: is for one .tsv, .jsonl or .parquet file")
+        return None
+    if columns is None and src_lang and tgt_lang and ".tmx" in src.suffixes:
+        return src_lang, tgt_lang
+    names = [name.strip() for name in (columns or "").split(",")]
+    if len(names) == 2 and all(names):
+        return names[0], names[1]
+    options = "--columns en,de, with the names of its columns"
+    if ".tmx" in src.suffixes:
+        options = "--src-lang en --tgt-lang de, with its languages"
+    elif ".tsv" in src.suffixes:
+        options = "--columns 0,1, with its columns for source and target"
+    raise RefusedError(f"mtrain init: {src} is a table; add {options}")
+
+
 def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
-    from mtrain.config.loading import table_entry  # pydantic takes a while
+    from mtrain.config.loading import is_table, table_entry
 
-    tables = [text for text in (src, tgt or src) if table_entry(str(text))]
-    # a .csv of two may have a single column
-    table = next((text for text in tables if tgt is None or text.suffix != ".csv"), None)
-    if tgt is not None and table is None:
-        return tgt
-    text = "mtrain init: give two files, source and target, aligned by line"
-    if table is not None:
-        text += (
-            "; for a table, write the config yourself, with its columns or languages, "
-            f"in data.train: {table_entry(str(table))}"
-        )
+    if tgt is not None and not any(map(is_table, (src, tgt))):
+        return tgt  # a .csv of two may have a single column
+    text = "mtrain init: give two files, source and target, aligned by line, or one table"
+    if tgt is None and src.suffix == ".csv":
+        entry = table_entry(str(src))
+        text += f"; for a .csv, write the config yourself, with its columns, in data.train: {entry}"
     elif src.is_dir():
         text += f"; {src} is a folder"
     raise RefusedError(text)

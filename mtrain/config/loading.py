@@ -173,17 +173,22 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
         if corpus.model:
             yield from _synthesis_conflicts(key, corpus)
             continue
-        if not isinstance(corpus, FileCorpus):
-            continue
-        numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
-        if any(numbers) and corpus.kind == "tmx":
-            yield f"{key}.file", "languages of a .tmx file are codes such as en, not numbers"
-        elif corpus.kind == "tmx" and str(corpus.src).lower() == str(corpus.tgt).lower():
-            yield f"{key}.tgt", f"{corpus.tgt} is the source's language as well"
-        elif any(numbers) and corpus.kind != "tsv":
-            yield f"{key}.file", f"fields of a .{corpus.kind} file have names, not numbers"
-        elif numbers[0] != numbers[1]:
-            yield f"{key}.file", "src and tgt must both be column numbers, or both names"
+        if isinstance(corpus, FileCorpus) and (conflict := column_conflict(corpus)):
+            yield f"{key}.{conflict[0]}", conflict[1]
+
+
+def column_conflict(corpus: FileCorpus) -> tuple[str, str] | None:
+    """Return a key of a table's entry, and why its columns do not fit the format."""
+    numbers = [isinstance(column, int) for column in (corpus.src, corpus.tgt)]
+    if any(numbers) and corpus.kind == "tmx":
+        return "file", "languages of a .tmx file are codes such as en, not numbers"
+    if corpus.kind == "tmx" and str(corpus.src).lower() == str(corpus.tgt).lower():
+        return "tgt", f"{corpus.tgt} is the source's language as well"
+    if any(numbers) and corpus.kind != "tsv":
+        return "file", f"fields of a .{corpus.kind} file have names, not numbers"
+    if numbers[0] != numbers[1]:
+        return "file", "src and tgt must both be column numbers, or both names"
+    return None
 
 
 def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
@@ -372,6 +377,11 @@ def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     if kinds:
         return kinds[-1]
     return SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
+
+
+def is_table(file: Path) -> bool:
+    """Whether the name of a file is that of a table or a translation memory that mtrain reads."""
+    return re.match(TABLE, file.name) is not None
 
 
 def table_entry(file: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from mtrain.check import chunks, starter
 from mtrain.check.starter import Request, languages_of, write_config
-from mtrain.config.corpora import TextCorpus
+from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.loading import load_config
 from mtrain.config.recipe import Size, recipe_for
@@ -85,7 +87,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
     output = Path(names[4] + ".yaml")
     asked = Request(*train, output, "no", "zh-TW", None, 0)
     size = Size(1000, 35.0, 5000, 90)
-    text = starter.render(asked, size, train, valid, has_gpu=False)
+    text = starter.render(asked, size, asked.corpus, valid, has_gpu=False)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(text, encoding="utf-8")
     config = load_config(path)
@@ -104,8 +106,8 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     """Also, its lines are short."""
     size = Size(pairs, 35.0, 5000, 90)
     asked = Request(Path("a.en"), Path("b c.no"), Path("x.yaml"), "en", "no", None, 0)
-    train, valid = (Path("a.en"), Path("b c.no")), (Path("v.en"), Path("v.no"))
-    text = starter.render(asked, size, train, valid, has_gpu=has_gpu)
+    valid = Path("v.en"), Path("v.no")
+    text = starter.render(asked, size, asked.corpus, valid, has_gpu=has_gpu)
     editor, text = text.split("\n", 1)
     assert editor == f"# yaml-language-server: $schema={SCHEMA.as_uri()}"
     assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")
@@ -463,3 +465,94 @@ def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path
     alone = run_mtrain("init", *files, "-o", "alone.yaml", cwd=tmp_path)
     assert alone.returncode == 0, alone.stderr
     assert "held out 60 of 600 pairs for validation" in alone.stderr
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+PAIRS = [(f"source {number}", f"target {number}") for number in range(60)]
+TABLES = {
+    "a.tsv": ("0,2", "".join(f"{src}\tx\t{tgt}\n" for src, tgt in PAIRS)),
+    "b.tsv": ("en,de", "".join(f"{tgt}\t{src}\n" for src, tgt in [("en", "de"), *PAIRS])),
+    "c.jsonl": (
+        "both.en,both.de",
+        "".join(json.dumps({"both": {"en": src, "de": tgt}}) + "\n" for src, tgt in PAIRS),
+    ),
+    "d.tmx": (
+        "en,de",
+        "<tmx version='1.4'><body>"
+        + "".join(
+            f"<tu><tuv xml:lang='en'><seg>{src}</seg></tuv>"
+            f"<tuv xml:lang='de'><seg>{tgt}</seg></tuv></tu>"
+            for src, tgt in PAIRS
+        )
+        + "</body></tmx>",
+    ),
+}
+
+
+def request_for(table: Path, columns: str, **options: Any) -> Request:
+    src, tgt = columns.split(",")
+    given = {"valid": None, "hold_out": 6, "columns": (src, tgt), **options}
+    return Request(table, table, table.with_suffix(".yaml"), "en", "de", **given)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_split(tmp_path: Path, name: str) -> None:
+    columns, content = TABLES[name]
+    (tmp_path / name).write_text(content)
+    found = write_config(request_for(tmp_path / name, columns), Stop(), has_gpu=False)
+    assert found == {"pairs": 54, "held_out": 6, "tests": []}
+    data, pairs = load_config((tmp_path / name).with_suffix(".yaml")).data, []
+    for corpus, count in ((data.train[0], 54), (data.valid, 6)):
+        assert isinstance(corpus, TextCorpus)
+        sides = [Path(side).read_text().splitlines() for side in (corpus.src, corpus.tgt)]
+        assert list(map(len, sides)) == [count, count]
+        pairs += zip(*sides, strict=True)
+    assert sorted(pairs) == sorted(PAIRS)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_with_a_validation_set_is_read_where_it_is(tmp_path: Path, name: str) -> None:
+    columns, content = TABLES[name]
+    (tmp_path / name).write_text(content)
+    valid = write(tmp_path / "v.en", ["never"]), write(tmp_path / "v.de", ["seen"])
+    options = {"valid": valid, "hold_out": 0}
+    write_config(request_for(tmp_path / name, columns, **options), Stop(), has_gpu=False)
+    [corpus] = load_config((tmp_path / name).with_suffix(".yaml")).data.train
+    assert isinstance(corpus, FileCorpus)
+    assert (corpus.file, f"{corpus.src},{corpus.tgt}") == (str(tmp_path / name), columns)
+
+
+def test_line_breaks_within_texts_keep_the_lines_aligned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"en": f"a\nb {number}", "de": f"c {number}"} for number in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_config(request_for(tmp_path / "a.jsonl", "en,de"), Stop(), has_gpu=False)
+    assert "line breaks replaced by spaces: 60" in caplog.messages
+    lines = (tmp_path / "a" / "train.en").read_text().splitlines()
+    assert {line.rpartition(" ")[0] for line in lines} == {"a b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("a.tsv", "0,de", "--columns 0,de: src and tgt must both be column numbers"),
+        ("c.jsonl", "0,1", "--columns 0,1: fields of a .jsonl file have names"),
+        ("d.tmx", "en,EN", "--columns en,EN: EN is the source's language as well"),
+    ],
+)
+def test_columns_that_a_format_does_not_have(
+    tmp_path: Path, name: str, columns: str, message: str
+) -> None:
+    with pytest.raises(RefusedError, match=re.escape(message)):
+        write_config(request_for(tmp_path / name, columns), Stop(), has_gpu=False)
+
+
+def test_languages_of_columns() -> None:
+    table = Path("a.jsonl")
+    names = "translation.en", "de"
+    assert languages_of((table, table), None, None, names) == ("en", "de")
+    assert languages_of((table, table), "fr", None, names) == ("fr", "de")
+    with pytest.raises(RefusedError, match=r"a\.jsonl: column 1: no known .*give --tgt-lang$"):
+        languages_of((table, table), "fr", None, ("0", "1"))

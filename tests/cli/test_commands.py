@@ -68,7 +68,8 @@ OPTIONS = {
     "score": f"run {MODEL} -s --source -t --target --batch-tokens --tag --json",
     "export": f"run -m --model {OUT} --to --quantization --sample --json",
     "check": "config_file -c --config --set --json --examples --forecast --timing",
-    "init": f"src tgt {OUT} --src-lang --tgt-lang --valid-src --valid-tgt --hold-out --json",
+    "init": f"src tgt --columns {OUT} --src-lang --tgt-lang --valid-src --valid-tgt --hold-out "
+    "--json",
     "config keys": "prefix",
     "config show": "config_file -c --config --set",
     "config schema": "",
@@ -358,16 +359,14 @@ MISTAKES = [
     ("train {broken}/config.yaml", 2, ["is the config of the run in", "--set run_dir="]),
     ("check {src}", 2, ["is this a config?", "mtrain init"]),
     ("init {src}", 2, ["give two files, source and target, aligned by line"]),
-    ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "file: ", "a.tsv.gz, src: 0, tgt: 1"]),
-    ("init {tmp}", 2, ["aligned by line; ", " is a folder"]),
-    ("init {src} {tmp}/a.tmx", 2, ["give two files", "a.tmx, src: en, tgt: de"]),
-    (
-        "init {tmp}/a.csv {tmp}/b.tsv",
-        2,
-        ["give two files", "b.tsv, src: 0, tgt: 1"],
-    ),
+    ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "or one table"]),
+    ("init {tmp}/a.tsv.gz", 2, ["a.tsv.gz is a table; add --columns 0,1"]),
+    ("init {tmp}/a.parquet --columns en", 2, ["a.parquet is a table; add --columns en,de"]),
+    ("init {tmp}/a.tmx --src-lang en", 2, ["a.tmx is a table; add --src-lang en --tgt-lang de"]),
+    ("init {src} {ref} --columns 0,1", 2, ["--columns: is for one"]),
+    ("init {tmp}", 2, ["or one table; ", " is a folder"]),
+    ("init {src} {tmp}/a.tmx", 2, ["give two files", "or one table"]),
     ("init {tmp}/a.csv", 2, ["give two files", "in data.train: {dataset: FOLDER, split: train"]),
-    ("init {src} {tmp}/a.jsonl", 2, ["columns or languages", "a.jsonl, src: en, tgt: de"]),
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
@@ -730,9 +729,9 @@ def test_the_advice_for_a_moved_run_works_as_it_is(
 
 
 def test_the_advice_for_a_table_is_a_config(command: Command) -> None:
-    name = "it's {1}, file: 'x'.tsv"
-    config = command("init", name).err.partition("columns or languages, in data.train: ")[2]
-    assert yaml.safe_load(config) == {"file": name, "src": 0, "tgt": 1}
+    config = command("init", "a.csv").err.partition("columns, in data.train: ")[2]
+    entry = yaml.safe_load(config.partition(" (")[0])
+    assert entry == {"dataset": "FOLDER", "split": "train", "src": "en", "tgt": "de"}
 
 
 def test_the_advice_for_a_sentence_that_names_a_file_works_as_it_is(
