@@ -1,9 +1,13 @@
 """Forced scoring: the log-probability that a model gives to existing translations."""
 
 import math
+from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mtrain.data.batches import batch_by_tokens, collate, lengths_of
@@ -12,6 +16,7 @@ from mtrain.model.decoder import mean_log_probs
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.translation.loading import LoadedModel
+from mtrain.translation.threads import MAX_THREADS, in_threads, kept_threads
 from mtrain.translation.translator import out_of_memory_message
 
 MAX_LOGITS = 1 << 24  # computed at a time
@@ -47,7 +52,6 @@ class Scorer:
             tokens += sum(len(ids) + 1 for ids in tgt)
         return math.fsum(sums) / tokens
 
-    @torch.no_grad()
     def pair_nll(self, src: list[Ids], tgt: list[Ids], rank: int = 0, num_ranks: int = 1) -> Tensor:
         """Return the negative log-likelihood of each pair of ids without eos: (pairs,), fp64, CPU.
         With several ranks, only this rank's batches are scored; other pairs get 0.
@@ -56,16 +60,32 @@ class Scorer:
         result = torch.zeros(len(src), dtype=torch.float64, device="cpu")
         # a rank without batches checks too
         self.loaded.check_stop()
-        batches = batch_by_tokens(lengths, self.loaded.decode.batch_tokens)
-        for indices in batches[rank::num_ranks]:
-            self.loaded.check_stop()
+        batches = batch_by_tokens(lengths, self.loaded.decode.batch_tokens)[rank::num_ranks]
+
+        def score(indices: NDArray[np.int64]) -> Tensor:
             size = len(indices), int(lengths[indices].max())
             lower = "decode.batch_tokens (--batch-tokens)"
             with out_of_memory_as(out_of_memory_message(*size, lower)):
-                nll = self._batch_nll([(src[i], tgt[i]) for i in indices])
-            result[torch.from_numpy(indices)] = nll
+                return self._batch_nll([(src[i], tgt[i]) for i in indices])
+
+        with kept_threads(), closing(self._results(score, batches)) as results:
+            for indices, nll in zip(batches, results, strict=True):
+                self.loaded.check_stop()
+                result[torch.from_numpy(indices)] = nll
         return result
 
+    def _results(
+        self, score: Callable[[NDArray[np.int64]], Tensor], batches: list[NDArray[np.int64]]
+    ) -> Generator[Tensor]:
+        """Yield the scores of batches, on a CPU of several at a time."""
+        threads = torch.get_num_threads()
+        at_once = min(threads, len(batches), MAX_THREADS)
+        if self.loaded.device.type == "cpu" and at_once > 1:
+            yield from in_threads(score, batches, at_once, threads // at_once)
+        else:
+            yield from map(score, batches)
+
+    @torch.no_grad()
     def _batch_nll(self, pairs: IdPairs) -> Tensor:
         loaded = self.loaded
         batch = collate(pairs, loaded.ids).to(loaded.device)

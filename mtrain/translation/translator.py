@@ -9,12 +9,10 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
-from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,11 +30,9 @@ from mtrain.scoring.mbr import min_risk_index
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.sampling import Sampling, TokenSampler
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
+from mtrain.translation.threads import MAX_THREADS, in_threads, kept_threads
 
-# Batches searched at a time on a CPU. Python's global lock limits the number of threads, and memory
-# bandwidth the number of processes.
-MAX_THREADS = 4
-MAX_PROCESSES = 32
+MAX_PROCESSES = 32  # that search at a time on a CPU; memory bandwidth limits their number
 MIN_PROCESSES = 3  # two threads seldom wait for the lock, and share the code that oneDNN generates
 MAX_HYPOTHESES = 1000  # per line; the limit of `decode.beam_size`
 # Options of the search, which sampling does not use, and options of sampling.
@@ -170,7 +166,7 @@ class Translator:
         cut = sorted({*cut, *(i for i, ids in enumerate(prefix_ids) if len(ids) >= limit)})
         to_translate = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
         translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
-        with _torch_threads.kept():
+        with kept_threads():
             self._limit_threads(sources)
             batches = [[to_translate[i] for i in batch] for batch in self._batches(sources)]
             progress(len(lines) - len(indices))
@@ -232,7 +228,7 @@ class Translator:
         elif self.in_processes and len(batches) >= self._max_at_once >= MIN_PROCESSES:
             results = _in_processes(translate, batches, self._max_at_once)
         else:
-            results = _in_threads(translate, batches, at_once, self.threads or threads // at_once)
+            results = in_threads(translate, batches, at_once, self.threads or threads // at_once)
         with closing(results):
             for translated in results:
                 self.loaded.check_stop()
@@ -325,45 +321,6 @@ class Translator:
             prefixes=prefixes if any(prefixes) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
-
-
-def _in_threads(
-    translate: Callable[[Group], Translated], batches: list[Group], count: int, torch_threads: int
-) -> Generator[Translated]:
-    """Translate in `count` Python threads, each with `torch_threads` threads of torch."""
-    set_threads = partial(torch.set_num_threads, torch_threads)
-    pool = ThreadPoolExecutor(max(1, count), initializer=set_threads)
-    try:
-        yield from pool.map(translate, batches)
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-class _TorchThreads:
-    """Keeps torch's number of threads when programs translate in several threads at a time: a new
-    thread of Python inherits the number of the last call of `set_num_threads`.
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.users, self.number = Lock(), 0, 0
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Start and end with the number that was set before the first of overlapping uses."""
-        with self.lock:
-            if self.users == 0:
-                self.number = torch.get_num_threads()
-            torch.set_num_threads(self.number)
-            self.users += 1
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.users -= 1
-                torch.set_num_threads(self.number)
-
-
-_torch_threads = _TorchThreads()
 
 
 def _in_processes(

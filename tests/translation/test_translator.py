@@ -552,6 +552,27 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
     assert Scorer(translator.loaded).score([], []) == ([], ([], []))
 
 
+def test_batches_are_scored_at_the_same_time_with_the_same_result(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread has one of torch's, so that the number of threads changes no bit."""
+    pairs, seen, score_batch = made_up_pairs(40, 17), set[int](), Scorer._batch_nll
+
+    def noted(scorer: Scorer, pairs: Any) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return score_batch(scorer, pairs)
+
+    monkeypatch.setattr(Scorer, "_batch_nll", noted)
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    scorer, found = Scorer(with_decode(translator, batch_tokens=60, window=25).loaded), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(scorer.nll(sources, targets, Ranks()))
+        assert (seen, torch.get_num_threads()) == ({1}, threads)
+    torch.set_num_threads(1)
+    assert found[0] == found[1] == found[2]
+
+
 # --- Loading ---------------------------------------------------------------------------------
 
 

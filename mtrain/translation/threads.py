@@ -1,0 +1,61 @@
+"""Several batches at a time on a CPU, in threads of Python.
+
+The matrices of one batch are so small that two cores compute the products of two batches faster
+than they compute each product together. Together they would also wait for each other at every
+product, which takes several times as long if another program uses one of the cores.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from typing import TypeVar
+
+import torch
+
+MAX_THREADS = 4  # Python's global lock limits their number
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def in_threads(
+    work: Callable[[Item], Result], items: Sequence[Item], count: int, torch_threads: int
+) -> Generator[Result]:
+    """Yield the results of `work`, in order, from `count` threads of Python, each with
+    `torch_threads` threads of torch. Use it within `kept_threads`.
+    """
+    set_threads = partial(torch.set_num_threads, torch_threads)
+    pool = ThreadPoolExecutor(max(1, count), initializer=set_threads)
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _TorchThreads:
+    """Keeps torch's number of threads when programs compute in several threads at a time: a new
+    thread of Python inherits the number of the last call of `set_num_threads`.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.users, self.number = Lock(), 0, 0
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Start and end with the number that was set before the first of overlapping uses."""
+        with self.lock:
+            if self.users == 0:
+                self.number = torch.get_num_threads()
+            torch.set_num_threads(self.number)
+            self.users += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                torch.set_num_threads(self.number)
+
+
+kept_threads = _TorchThreads().kept
