@@ -39,6 +39,11 @@ def as_path(text: str) -> Path:
     return Path(as_name(text))
 
 
+def as_input(text: str) -> Path:
+    """Parse the path of an input, or `-` for stdin."""
+    return Path("/dev/stdin") if text == "-" else as_path(text)
+
+
 def value(metavar: str, text: str, *names: str, complete: Any = None, **more: Any) -> Any:
     """Return an option with the help `text`, which shows the value as `metavar`; `complete` returns
     the shell's completions.
@@ -141,6 +146,10 @@ NBest = Annotated[int | None, value("N", NBEST, min=1, max=1000)]
 Source = Annotated[Path | None, file("Source text.", "--source", "-s")]
 Reference = Annotated[
     list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
+]
+Hypothesis = Annotated[
+    Path | None,
+    value("FILE", "Translation to score, without a model; `-` is stdin.", parser=as_input),
 ]
 OwnSet = Annotated[
     str | None,

@@ -23,7 +23,7 @@ def evaluate(
     source: options.Source = None,
     reference: options.Reference = None,
     on: options.OwnSet = None,
-    hypothesis: Annotated[Path | None, file("Translation to score, without a model.")] = None,
+    hypothesis: options.Hypothesis = None,
     output: Annotated[
         Path | None, file("File for the model's translations.", "--output", "-o")
     ] = None,

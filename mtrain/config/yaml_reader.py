@@ -86,7 +86,7 @@ def parse_document(text: str, name: str) -> Document:
 def set_value(document: Document, override: str) -> None:
     """Apply an override `a.b=value`, whose value is YAML."""
     name, equals, text = override.partition("=")
-    place = f"--set {override[:60]}"
+    place = f"--set {override[:60]}{'...' * (len(override) > 60)}"
     name = name.strip()
     *parents, last = name.split(".")
     if not equals or not all((*parents, last)):
@@ -98,7 +98,8 @@ def set_value(document: Document, override: str) -> None:
             document.places[".".join(parents[:depth])] = place
         target = target[part]
         if not isinstance(target, dict):
-            raise RefusedError(f"{place}: {part} is not a group of settings; set it as a whole")
+            what = f"{'.'.join(parents[:depth])} is not a group of settings"
+            raise RefusedError(f"{place}: {what}; set it as a whole")
     for by_key in (document.places, document.raw):
         for key in [key for key in by_key if key == name or key.startswith(f"{name}.")]:
             del by_key[key]

@@ -128,7 +128,8 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
     _check_step(run, stored, config, ranks)
     if refused := fixed_changes(stored, config):
         path, start = str(run.path), ""
-        if all(key.startswith("train.") for key, *_ in refused):
+        keys = [key for key, *_ in refused]
+        if "train.init_from" not in keys and all(key.startswith("train.") for key in keys):
             start = f", where train.init_from: {quote_text(path)} starts from its weights"
         raise RefusedError(
             f"{path}: this run was made with other settings; go back to them (mtrain train "
@@ -170,9 +171,12 @@ def check_data(run: RunDirectory, fingerprints: dict[str, Any]) -> None:
         if before not in (None, now):
             is_short = key in ("weights", "pairs", "metric_command")
             detail = f" (it was {before!r}, and is {now!r})" if is_short else ""
+            advice = "restore it, or choose another run_dir"
+            if key == "train":
+                advice += f", where train.init_from: {quote_text(str(run.path))} starts from its "
+                advice += "weights"
             raise RefusedError(
-                f"{run.path}: {subject} not the same as when this run began{detail}; "
-                "restore it, or choose another run_dir"
+                f"{run.path}: {subject} not the same as when this run began{detail}; {advice}"
             )
 
 

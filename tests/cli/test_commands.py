@@ -1306,6 +1306,14 @@ def test_closed_streams_are_no_surprise(trained_run: Path) -> None:
     assert (stderr.returncode, stderr.stdout) == (2, "")
 
 
+def test_a_translation_is_scored_from_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "ref").write_text("the old harbour sleeps in the sun\n" * 2)
+    score = f"$MTRAIN eval --hypothesis - -r {tmp_path}/ref --json"
+    done = shell(f"cat {tmp_path}/ref | {score}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bleu"]["score"] == pytest.approx(100)
+
+
 def test_a_removed_working_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = shell(f"cd {tmp_path}/gone && rmdir ../gone && $MTRAIN train -c config.yaml")
