@@ -187,40 +187,47 @@ def describe_run(
     buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
     state = 4 * (parameters + moments + buffers * parameters)
     step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
-    per_epoch, per_step = max(1, int(micro_batches // step_batches)), int(tokens * step_batches)
     epochs = train.max_steps * step_batches / max(1, micro_batches)
-    peak_lr = make_schedule(train, config.model.d_model)(peak_step)
-    device = (f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine)
-    numbers = {
-        "device": device,
+    numbers: dict[str, Any] = {
+        "device": (f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine),
         "parameters": parameters,
         "vocab_size": vocab_size,
-        "steps_per_epoch": per_epoch,
-        "tokens_per_step": per_step,  # of the target, with eos
+        "steps_per_epoch": max(1, int(micro_batches // step_batches)),
+        "tokens_per_step": int(tokens * step_batches),  # of the target, with eos
         "step_batches": step_batches,
         "max_steps": train.max_steps,
         "epochs": round(epochs, 3),
         "schedule": train.schedule,
-        "peak_lr": peak_lr,
+        "peak_lr": make_schedule(train, config.model.d_model)(peak_step),
         "peak_step": peak_step,
         "checkpoint_bytes": checkpoint_bytes,
         "disk_bytes": disk_bytes,  # at most, during the run
         "state_bytes": state,
     }
-    lines = [
-        f"model: {parameters:,} parameters, vocabulary {vocab_size:,}",
-        f"device: {device}; host: {socket.gethostname()}",
-        f"batches: about {per_epoch:,} steps an epoch, about {per_step:,} target tokens a step; "
-        f"{train.max_steps:,} steps are {_epochs(epochs)}",
-        *([f"micro-batches of a step by process: {blocks}"] if ranks.size > 1 else []),
-        f"learning rate: {train.schedule}, peak {peak_lr:.3e} at step {peak_step:,}",
-        f"checkpoints: {format_bytes(checkpoint_bytes)} each, {format_bytes(disk_bytes)} at most",
-        f"memory: {format_bytes(state)} of weights, moments and sums of gradients",
-    ]
-    work = 6.0 * parameters * per_step * train.max_steps / ranks.size
+    work = 6.0 * parameters * numbers["tokens_per_step"] * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
     found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
-    return Forecast(numbers, lines, list(filter(None, found)), seconds)
+    shown = str(blocks) if ranks.size > 1 else None
+    return Forecast(numbers, _lines_of(numbers, shown), list(filter(None, found)), seconds)
+
+
+def _lines_of(numbers: dict[str, Any], blocks: str | None) -> list[str]:
+    """Return the lines of a forecast for people; `blocks` describes those of several processes."""
+    sizes = {
+        name: format_bytes(numbers[f"{name}_bytes"]) for name in ("checkpoint", "disk", "state")
+    }
+    return [
+        f"model: {numbers['parameters']:,} parameters, vocabulary {numbers['vocab_size']:,}",
+        f"device: {numbers['device']}; host: {socket.gethostname()}",
+        f"batches: about {numbers['steps_per_epoch']:,} steps an epoch, about "
+        f"{numbers['tokens_per_step']:,} target tokens a step; {numbers['max_steps']:,} steps are "
+        f"{_epochs(numbers['epochs'])}",
+        *([f"micro-batches of a step by process: {blocks}"] if blocks else []),
+        f"learning rate: {numbers['schedule']}, peak {numbers['peak_lr']:.3e} at step "
+        f"{numbers['peak_step']:,}",
+        f"checkpoints: {sizes['checkpoint']} each, {sizes['disk']} at most",
+        f"memory: {sizes['state']} of weights, moments and sums of gradients",
+    ]
 
 
 def _epochs(count: float) -> str:
