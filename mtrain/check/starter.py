@@ -20,7 +20,7 @@ from mtrain.check.words import Characters
 from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer_for
-from mtrain.config.loading import column_conflict, parse_config
+from mtrain.config.loading import column_conflict, is_table, parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -56,13 +56,18 @@ HEADER = """\
 """
 
 LINE_BREAKS = "line breaks replaced by spaces"
+NUMBER = re.compile("[0-9]{1,9}")  # of a column
+_LINE_BREAK = re.compile(r"\r\n?|\n")
 
 Sides = tuple[Path, Path]
+Text = TextCorpus | FileCorpus
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `mtrain init`. With `columns`, `src` and `tgt` are the same table."""
+    """The options of `mtrain init`. With `columns`, two sides of the text or of a set that are the
+    same file are a table with these columns.
+    """
 
     src: Path
     tgt: Path
@@ -74,13 +79,12 @@ class Request:
     columns: tuple[str, str] | None = None
     tests: dict[str, Sides] = field(default_factory=dict)
 
-    @property
-    def corpus(self) -> TextCorpus | FileCorpus:
-        """The text, unchecked: `parse_config` refuses names that no config can contain."""
-        if self.columns is None:
-            return _corpus_of(self.src, self.tgt)
-        src, tgt = (int(name) if name.isdecimal() else name for name in self.columns)
-        return FileCorpus.model_construct(file=str(self.src), src=src, tgt=tgt)
+    def corpus_of(self, src: Path, tgt: Path) -> Text:
+        """Return a corpus, unchecked: `parse_config` refuses names that no config can contain."""
+        if self.columns is None or src != tgt:
+            return TextCorpus.model_construct(src=str(src), tgt=str(tgt))
+        first, second = (int(name) if NUMBER.fullmatch(name) else name for name in self.columns)
+        return FileCorpus.model_construct(file=str(src), src=first, tgt=second)
 
 
 def languages_of(
@@ -123,13 +127,18 @@ def _suffix_of(path: Path) -> str:
 
 
 def with_found_sets(request: Request) -> Request:
-    """Add sets next to the text whose sides have its suffixes: a validation set, unless one is
-    given or to be held out, and all test sets.
+    """Add sets next to the text whose sides have its suffixes, or next to a table those of the
+    languages: a validation set, unless one is given or to be held out, and all test sets.
     """
-    if _suffix_of(request.src) == _suffix_of(request.tgt):
-        return request
-    src, tgt = (_find_sets(path) for path in (request.src, request.tgt))
-    found = {name: (src[name], tgt[name]) for name in src if name in tgt}
+    sides = request.src, request.tgt
+    suffixes = [(_suffix_of(request.src), _suffix_of(request.tgt))]
+    if request.columns is not None:
+        suffixes.append((request.src_lang, request.tgt_lang))
+    found = dict[str, Sides]()
+    for pair in suffixes:
+        src, tgt = (_find_sets(path, suffix) for path, suffix in zip(sides, pair, strict=True))
+        is_clear = request.columns is not None or pair[0] != pair[1]
+        found = {name: (src[name], tgt[name]) for name in src if name in tgt and is_clear} | found
     tests = {name: sides for name, sides in found.items() if _kind_of(name) not in VALID}
     valid = request.valid
     if valid is None and not request.hold_out:
@@ -145,9 +154,9 @@ def _kind_of(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _find_sets(path: Path) -> dict[str, Path]:
-    """Return one side of each set next to a text, by name."""
-    suffixes = rf"\.{re.escape(_suffix_of(path))}(\.txt)?(\.gz|\.zst)?"
+def _find_sets(path: Path, suffix: str) -> dict[str, Path]:
+    """Return the side of each set next to a text that has a suffix, by name."""
+    suffixes = rf"\.{re.escape(suffix)}(\.txt)?(\.gz|\.zst)?"
     pattern = re.compile(rf"((?:{'|'.join(VALID)}){PAIR}|{TEST}){suffixes}")
     matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
     sets = ((match[1], file) for match, file in matches if match and file.is_file())
@@ -155,43 +164,43 @@ def _find_sets(path: Path) -> dict[str, Path]:
 
 
 def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, Any]:
-    """Write a config for two files; return the numbers of pairs and the test sets. Raises
+    """Write a config for a text; return the numbers of pairs and the test sets. Raises
     `RefusedError` for names that do not fit, and if a file would be overwritten.
     """
     _check_names(request)
     manifest.check_new(request.output)
-    corpus = request.corpus
+    corpus, held = request.corpus_of(request.src, request.tgt), 0
     reading = Reading(invalid_utf8="drop", check=stop.check)
-    pairs, held = scan(corpus, reading).pairs, 0
+    rows = scan(corpus, reading).pairs
     request = with_found_sets(request)
     for sides in filter(None, (request.valid, *request.tests.values())):  # readable, equally long
-        scan(_corpus_of(*sides), Reading(invalid_utf8="drop", check=stop.check))
+        scan(request.corpus_of(*sides), Reading(invalid_utf8="drop", check=stop.check))
     parts = [] if request.valid else _split_files(request)
     outputs = [*parts, request.output]
     for path in outputs:
         refuse_run_files(path)
     for path in parts:
         manifest.check_new(path, "the text is split into that folder; choose another one with -o")
-    count = _count_to_hold_out(request, pairs)
-    size = _measure(corpus, pairs, reading)
-    if (invalid := reading.counts[NOT_UTF8]) > MAX_LOST * pairs:
-        advice = "convert the files to UTF-8: iconv -f ENCODING -t UTF-8 FILE > NEW"
+    size = _measure(corpus, rows, reading)
+    if (invalid := reading.counts[NOT_UTF8]) > MAX_LOST * rows:
+        advice = "convert the text to UTF-8, such as by iconv -f ENCODING -t UTF-8 FILE > NEW"
         raise UserError(
-            f"{describe(corpus)}: {invalid:,} of {pairs:,} pairs are not UTF-8; {advice}"
+            f"{describe(corpus)}: {invalid:,} of {rows:,} pairs are not UTF-8; {advice}"
         )
+    count = _count_to_hold_out(request, size.pairs)
     with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = corpus, request.valid
         if valid is None:
-            held, left = _hold_out(corpus, pairs, count, sinks, reading)
+            held, left = _hold_out(corpus, size.pairs, count, sinks, reading)
             size = replace(size, pairs=left)
-            train, valid = _corpus_of(parts[0], parts[1]), (parts[2], parts[3])
+            train, valid = request.corpus_of(parts[0], parts[1]), (parts[2], parts[3])
         # splitting the text has dropped pairs that are not UTF-8
         drop_invalid = bool(reading.counts[NOT_UTF8]) and not parts
         text = render(request, size, train, valid, has_gpu=has_gpu, drop_invalid=drop_invalid)
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
-    warn_of_counts(reading.counts)
-    if reading.counts[NOT_UTF8] > MAX_INVALID * pairs:
+    warn_of_counts(+reading.counts)
+    if reading.counts[NOT_UTF8] > MAX_INVALID * rows:
         logger.warning(
             "do the files have another encoding? convert them: iconv -f ENCODING -t UTF-8"
         )
@@ -220,11 +229,6 @@ def _folders_of(outputs: list[Path]) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _corpus_of(src: Path, tgt: Path) -> TextCorpus:
-    """Return a corpus, unchecked: `parse_config` refuses names that no config can contain."""
-    return TextCorpus.model_construct(src=str(src), tgt=str(tgt))
-
-
 def _count_to_hold_out(request: Request, pairs: int) -> int:
     """Return the number of pairs to hold out; raises `RefusedError` for too many, `UserError` if
     the text has too few.
@@ -244,15 +248,18 @@ def _count_to_hold_out(request: Request, pairs: int) -> int:
 
 
 def _check_names(request: Request) -> None:
-    """Refuse one file for both sides, columns that a table of its format cannot have, and a config
-    without suffix .yaml or .yml.
+    """Refuse one file or column for both sides, columns that a table of its format cannot have, and
+    a config without suffix .yaml or .yml.
     """
-    corpus = request.corpus
-    if isinstance(corpus, FileCorpus):
-        if conflict := column_conflict(corpus):
-            raise RefusedError(f"--columns {corpus.src},{corpus.tgt}: {conflict[1]}")
-    elif request.src.exists() and request.tgt.exists() and request.src.samefile(request.tgt):
-        raise RefusedError(f"{request.tgt}: is both sides; give the translation as the second file")
+    for sides in filter(None, ((request.src, request.tgt), request.valid)):
+        corpus, (src, tgt) = request.corpus_of(*sides), sides
+        if isinstance(corpus, FileCorpus) and is_table(src):
+            conflict = column_conflict(corpus)
+            if conflict or corpus.src == corpus.tgt:
+                reason = conflict[1] if conflict else "one column is both sides"
+                raise RefusedError(f"{src}, columns {corpus.src} and {corpus.tgt}: {reason}")
+        elif src.exists() and tgt.exists() and src.samefile(tgt):
+            raise RefusedError(f"{tgt}: is both sides; give the translation as the second file")
     if request.output.suffix not in (".yaml", ".yml"):
         raise RefusedError(
             f"{request.output}: name the config .yaml or .yml; held-out text goes into a folder "
@@ -269,20 +276,28 @@ def _split_files(request: Request) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in ("train", "valid") for suffix in suffixes]
 
 
-def _rows(corpus: TextCorpus | FileCorpus, reading: Reading) -> Iterator[TextRow]:
-    for row in read_rows(corpus, reading):
+def _rows(corpus: Text, reading: Reading) -> Iterator[TextRow]:
+    """Yield the pairs that can be read, numbered from 1."""
+    for number, (_, src, tgt) in enumerate(read_rows(corpus, reading), 1):
         reading.check()
-        yield row
+        yield number, src, tgt
 
 
-def _measure(corpus: TextCorpus | FileCorpus, pairs: int, reading: Reading) -> Size:
-    """Measure a sample that is spread over the files; pairs that are not UTF-8 are counted in
-    `reading`.
+def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
+    """Count the pairs, and measure a sample of the `rows` that is spread over them; what is not
+    read, such as invalid UTF-8, is counted in `reading`.
     """
     char_counts, words = Counter[str](), np.zeros(0, np.uint64)
-    num_pairs, num_tokens = 0, 0.0
-    rows = islice(_rows(corpus, reading), 0, None, max(1, pairs // SAMPLE))
-    for chunk in chunks(Findings("", corpus, reading.root, 0), rows, Characters()):
+    pairs, num_pairs, num_tokens, step = 0, 0, 0.0, max(1, rows // SAMPLE)
+
+    def sample() -> Iterator[TextRow]:
+        nonlocal pairs
+        for row in _rows(corpus, reading):
+            pairs = row[0]
+            if (pairs - 1) % step == 0:
+                yield row
+
+    for chunk in chunks(Findings("", corpus, reading.root, 0), sample(), Characters()):
         num_pairs += len(chunk)
         for texts, each in zip(chunk.texts, chunk.words, strict=True):
             char_counts.update("".join(texts))
@@ -296,15 +311,11 @@ def _measure(corpus: TextCorpus | FileCorpus, pairs: int, reading: Reading) -> S
     counts = np.sort(np.array(list(char_counts.values())))[::-1]
     to_cover = TokenizerConfig().character_coverage * counts.sum()
     characters = int((np.cumsum(counts) <= to_cover).sum()) + 1
-    return Size(pairs - reading.counts[NOT_UTF8], num_tokens / num_pairs, len(words), characters)
+    return Size(pairs, num_tokens / num_pairs, len(words), characters)
 
 
 def _hold_out(
-    corpus: TextCorpus | FileCorpus,
-    pairs: int,
-    count: int,
-    sinks: list[IO[bytes]],
-    reading: Reading,
+    corpus: Text, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
 ) -> tuple[int, int]:
     """Split the text into a training and a random validation set; write to four open files: source
     and target of train, then of valid. Return the numbers of pairs held out and left to train on,
@@ -320,9 +331,10 @@ def _hold_out(
             is_held = number in held
             left += not (is_held or is_blank(src) or is_blank(tgt))
             for sink, text in zip(valid if is_held else train, (src, tgt), strict=True):
-                if "\n" in text:
-                    counts[LINE_BREAKS] += text.count("\n")
-                sink.write(text.replace("\n", " ").encode("utf-8") + b"\n")
+                if isinstance(corpus, FileCorpus):
+                    text, breaks = _LINE_BREAK.subn(" ", text)
+                    counts[LINE_BREAKS] += breaks
+                sink.write(text.encode("utf-8") + b"\n")
     if not held or not left:
         purpose = "learn from" if held else "validate on"
         raise UserError(
@@ -343,9 +355,9 @@ def _sides(rows: Iterable[TextRow]) -> Iterator[set[tuple[int, str]]]:
         yield {(0, src), (1, tgt)}
 
 
-def choose(corpus: TextCorpus | FileCorpus, pairs: int, count: int, reading: Reading) -> set[int]:
-    """Draw at most `count` pairs by line number: none is blank on a side, or shares a side with
-    another pair. The same text gives the same pairs.
+def choose(corpus: Text, pairs: int, count: int, reading: Reading) -> set[int]:
+    """Draw at most `count` pairs by number: none is blank on a side, or shares a side with another
+    pair. The same text gives the same pairs.
     """
     drawn = random.Random(1).sample(range(1, pairs + 1), min(pairs, 4 * count))
     candidates = set(drawn)
@@ -364,7 +376,7 @@ def choose(corpus: TextCorpus | FileCorpus, pairs: int, count: int, reading: Rea
 def render(
     request: Request,
     size: Size,
-    train: TextCorpus | FileCorpus,
+    train: Text,
     valid: Sides,
     *,
     has_gpu: bool,
@@ -378,8 +390,8 @@ def render(
         "src_lang": request.src_lang,
         "tgt_lang": request.tgt_lang,
         "train": [_entry(train)],
-        "valid": _entry(_corpus_of(*valid)),
-        "test": {name: _entry(_corpus_of(*sides)) for name, sides in request.tests.items()},
+        "valid": _entry(request.corpus_of(*valid)),
+        "test": {name: _entry(request.corpus_of(*each)) for name, each in request.tests.items()},
         "invalid_utf8": "drop" if drop_invalid else "error",
         "max_length": 256,
     }
@@ -402,6 +414,6 @@ def render(
     return "".join(parts)
 
 
-def _entry(corpus: TextCorpus | FileCorpus) -> dict[str, Any]:
+def _entry(corpus: Text) -> dict[str, Any]:
     """Return the config entry of a corpus."""
     return corpus.model_dump(include={"file", "src", "tgt"})

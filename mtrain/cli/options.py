@@ -99,8 +99,8 @@ class SettingsCommand(TyperCommand):
                 from mtrain.config.loading import named_keys
 
                 if keys := named_keys(option[2:].replace("-", "_")):
-                    ways = " or ".join(f"--set {key}=VALUE" for key in keys)
-                    advice = f"is a setting; write it in the config, or {ways}"
+                    advice = f"is a setting; write it in the config, or --set {keys[0]}=VALUE"
+                    advice += f" (or did you mean {keys[1]}?)" if len(keys) > 1 else ""
                     raise RefusedError(f"{option}: {advice}")
         return super().parse_args(ctx, args)
 

@@ -140,23 +140,25 @@ def _columns_of(
     """Return the columns of a table, or the languages of a .tmx file; None for two files of text.
     Raises `RefusedError` if they are not given, or given for other files.
     """
-    from mtrain.config.loading import is_table  # pydantic takes a while
+    from mtrain.config.corpora import FileCorpus  # pydantic takes a while
+    from mtrain.config.loading import is_table
 
     if tgt is not None or not is_table(src):
         if columns is not None:
-            raise RefusedError("--columns: is for one .tsv, .jsonl or .parquet file")
+            raise RefusedError("--columns: is for one file that ends in .tsv, .jsonl or .parquet")
         return None
-    if columns is None and src_lang and tgt_lang and ".tmx" in src.suffixes:
+    kind = FileCorpus.model_construct(file=str(src), src=0, tgt=1).kind
+    if columns is None and src_lang and tgt_lang and kind == "tmx":
         return src_lang, tgt_lang
     names = [name.strip() for name in (columns or "").split(",")]
     if len(names) == 2 and all(names):
         return names[0], names[1]
-    options = "--columns en,de, with the names of its columns"
-    if ".tmx" in src.suffixes:
-        options = "--src-lang en --tgt-lang de, with its languages"
-    elif ".tsv" in src.suffixes:
-        options = "--columns 0,1, with its columns for source and target"
-    raise RefusedError(f"mtrain init: {src} is a table; add {options}")
+    options = {
+        "tmx": "--src-lang en --tgt-lang de, with its languages",
+        "tsv": "--columns 0,1, with the numbers or names of its columns",
+    }
+    advice = options.get(kind, "--columns en,de, with the names of its columns")
+    raise RefusedError(f"mtrain init: {src} is a table; add {advice}")
 
 
 def _require_target(src: Path, tgt: Path | None) -> Path:

@@ -330,7 +330,7 @@ OTHER_NAMES = {
     "validation_freq": "train.valid_every",
 }
 
-# Names of theirs for what mtrain does not have.
+# Their settings that mtrain does not have.
 NO_SETTINGS = ("arch", "criterion", "weight_decay")
 
 
@@ -407,8 +407,8 @@ def _list_advice(key: str, value: object) -> str:
     """Return how to write one corpus where `data` has several; an empty text for other keys."""
     if key == "data.train" and isinstance(value, dict):
         return "; write it as an item of a list, after a dash or in brackets"
-    if re.fullmatch(r"data\.test\.(src|file|dataset|generated)", key):
-        return "; each set needs a name: {NAME: {src: FILE, tgt: FILE}}"
+    if re.fullmatch(r"data\.test(\.(src|file|dataset|generated))?", key):
+        return "; each set needs a name: {NAME: {...}}"
     return ""
 
 

@@ -1,5 +1,5 @@
-"""The vocabulary that a config has already: that of its run, of the model that it starts from, or
-an existing one.
+"""The existing vocabulary of a config: that of its run, of `train.init_from` or of
+`tokenizer.path`.
 """
 
 from collections.abc import Set

@@ -1,4 +1,7 @@
-"""Devices: choice, number formats, determinism, seeds, errors of too little memory."""
+"""Devices: choice, number formats, determinism, seeds, errors of too little memory.
+
+The import sets two variables of the environment, which matter on CUDA only, unless they are set.
+"""
 
 import os
 import re

@@ -37,7 +37,7 @@ Worker = tuple[BaseProcess, Connection]  # a process, and this process's end of 
 
 CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 AHEAD = 4  # tasks per process that may begin before the next result is known
-CHECK_SECONDS = 0.2  # between two looks for a request to stop
+CHECK_SECONDS = 0.2  # seconds between checks for a request to stop
 CAN_FORK = sys.platform == "linux"  # on macOS, system libraries may fail in a forked process
 NO_PROCESS = "cannot start a process"
 LIMITS = "close other programs, or raise the limits of this one (ulimit -u, ulimit -n)"

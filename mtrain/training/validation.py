@@ -310,7 +310,8 @@ class Validation:
             "tokenize": self.config.data.tokenizer_of(text.corpus),
         }
         stored = self.history.tests.get(name, {})
-        if identity.items() <= stored.items():
+        # runs of earlier versions name no tokenizer, which could not change
+        if identity.items() <= {"tokenize": identity["tokenize"], **stored}.items():
             return
         if stored and self.ranks.is_rank_0:
             self.run.metrics.cut(step, (f"test/{name}/",))

@@ -87,7 +87,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
     output = Path(names[4] + ".yaml")
     asked = Request(*train, output, "no", "zh-TW", None, 0)
     size = Size(1000, 35.0, 5000, 90)
-    text = starter.render(asked, size, asked.corpus, valid, has_gpu=False)
+    text = starter.render(asked, size, asked.corpus_of(asked.src, asked.tgt), valid, has_gpu=False)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(text, encoding="utf-8")
     config = load_config(path)
@@ -107,7 +107,9 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     size = Size(pairs, 35.0, 5000, 90)
     asked = Request(Path("a.en"), Path("b c.no"), Path("x.yaml"), "en", "no", None, 0)
     valid = Path("v.en"), Path("v.no")
-    text = starter.render(asked, size, asked.corpus, valid, has_gpu=has_gpu)
+    text = starter.render(
+        asked, size, asked.corpus_of(asked.src, asked.tgt), valid, has_gpu=has_gpu
+    )
     editor, text = text.split("\n", 1)
     assert editor == f"# yaml-language-server: $schema={SCHEMA.as_uri()}"
     assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")
@@ -237,7 +239,7 @@ def test_nothing_is_written_over(tmp_path: Path, files: tuple[Path, Path], taken
 SOURCE, TARGET, OUTPUT = Path("text.en"), Path("text.de.gz"), Path("m.yaml")
 ODD = Path(os.fsdecode(b"x\xff.yaml"))
 REFUSED = [
-    (Request(ODD, TARGET, OUTPUT, "en", "de", (TARGET, TARGET), 0), "should be UTF-8, got"),
+    (Request(ODD, TARGET, OUTPUT, "en", "de", (ODD, TARGET), 0), "should be UTF-8, got"),
     (Request(SOURCE, TARGET, ODD, "en", "de", (SOURCE, TARGET), 0), "should be UTF-8, got"),
     (Request(SOURCE, TARGET, OUTPUT, "en", "de", None, 61), "more than a tenth of the 600 pairs"),
     (Request(SOURCE, SOURCE, OUTPUT, "en", "de", None, 50), "is both sides"),
@@ -526,7 +528,7 @@ def test_a_table_with_a_validation_set_is_read_where_it_is(tmp_path: Path, name:
 def test_line_breaks_within_texts_keep_the_lines_aligned(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [{"en": f"a\nb {number}", "de": f"c {number}"} for number in range(60)]
+    rows = [{"en": f"a\r\nb {number}", "de": f"c {number}"} for number in range(60)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_config(request_for(tmp_path / "a.jsonl", "en,de"), Stop(), has_gpu=False)
     assert "line breaks replaced by spaces: 60" in caplog.messages
@@ -534,12 +536,40 @@ def test_line_breaks_within_texts_keep_the_lines_aligned(
     assert {line.rpartition(" ")[0] for line in lines} == {"a b"}
 
 
+def test_units_of_other_languages_are_not_counted(tmp_path: Path) -> None:
+    other = "<tu><tuv xml:lang='en'><seg>x</seg></tuv><tuv xml:lang='fr'><seg>y</seg></tuv></tu>"
+    columns, content = TABLES["d.tmx"]
+    (tmp_path / "d.tmx").write_text(content.replace("<body>", f"<body>{other * 500}"))
+    found = write_config(request_for(tmp_path / "d.tmx", columns), Stop(), has_gpu=False)
+    assert found == {"pairs": 54, "held_out": 6, "tests": []}
+    asked = request_for(tmp_path / "d.tmx", columns, hold_out=7)
+    with pytest.raises(RefusedError, match="more than a tenth of the 60 pairs"):
+        write_config(replace(asked, output=tmp_path / "e.yaml"), Stop(), has_gpu=False)
+
+
+def test_sets_next_to_a_table(tmp_path: Path) -> None:
+    """Tables with the same columns, or text files."""
+    columns, content = TABLES["a.tsv"]
+    for name in ("train.tsv", "valid.tsv", "test_a.tsv"):
+        (tmp_path / name).write_text(content)
+    write(tmp_path / "test2.en", ["one"]), write(tmp_path / "test2.de", ["eins"])
+    asked = request_for(tmp_path / "train.tsv", columns, hold_out=0)
+    found = write_config(asked, Stop(), has_gpu=False)
+    assert found == {"pairs": 60, "held_out": 0, "tests": ["test2", "test_a"]}
+    data = load_config(asked.output).data
+    files = {name: corpus.model_dump() for name, corpus in data.scored_corpora.items()}
+    assert files["data.valid"]["file"] == str(tmp_path / "valid.tsv")
+    assert files["data.test.test_a"] == {**files["data.valid"], "file": f"{tmp_path}/test_a.tsv"}
+    assert files["data.test.test2"]["src"] == str(tmp_path / "test2.en")
+
+
 @pytest.mark.parametrize(
     ("name", "columns", "message"),
     [
-        ("a.tsv", "0,de", "--columns 0,de: src and tgt must both be column numbers"),
-        ("c.jsonl", "0,1", "--columns 0,1: fields of a .jsonl file have names"),
-        ("d.tmx", "en,EN", "--columns en,EN: EN is the source's language as well"),
+        ("a.tsv", "0,0", "a.tsv, columns 0 and 0: one column is both sides"),
+        ("a.tsv", "0,de", "a.tsv, columns 0 and de: src and tgt must both be column numbers"),
+        ("c.jsonl", "0,1", "c.jsonl, columns 0 and 1: fields of a .jsonl file have names"),
+        ("d.tmx", "en,EN", "d.tmx, columns en and EN: EN is the source's language as well"),
     ],
 )
 def test_columns_that_a_format_does_not_have(

@@ -333,9 +333,9 @@ MISTAKES = [
     (
         "train {config} --steps 10",
         2,
-        ["in the config, or --set train.max_steps=VALUE or --set train.accum_steps=VALUE"],
+        ["in the config, or --set train.max_steps=VALUE (or did you mean train.accum_steps?)"],
     ),
-    ("check {config} --lr=0.1", 2, ["--lr: is a setting", "--set train.peak_lr=VALUE"]),
+    ("check {config} --lr=0.1", 2, ["--lr: is a setting", "train.peak_lr"]),
     ("train {config} --json", 2, ["--json: needs --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off; set"]),
