@@ -72,9 +72,10 @@ def _write_name(descriptor: int) -> None:
     """Name this process in the lock file, unless a hard link makes it somebody's file, too."""
     if os.fstat(descriptor).st_nlink > 1:
         return
-    os.ftruncate(descriptor, 0)
     holder = Holder(os.getpid(), socket.gethostname())
-    os.write(descriptor, adapter_of(Holder).dump_json(holder))
+    with suppress(OSError):  # the disk may be full, which what the lock protects will report
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, adapter_of(Holder).dump_json(holder))
 
 
 def _holder(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,17 @@ def test_an_odd_lock_file_is_no_hindrance(tmp_path: Path, content: str) -> None:
             lock.exclusive(path).__enter__()
     with lock.exclusive(path, wait=pytest.fail):
         pass
+
+
+def test_a_full_disk_does_not_prevent_a_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file names the holder for others only; what is written next reports the disk."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mtrain.runtime.lock.os.write", full)
+        with lock.exclusive(tmp_path / "lock"):
+            assert (tmp_path / "lock").read_bytes() == b""
