@@ -167,11 +167,10 @@ def max_pieces(tokens: int) -> int:
     return math.ceil(tokens / PIECE_TOKENS)
 
 
-def max_sums(micro_batches: int, max_tokens: int, threads: int) -> int:
+def max_sums(micro_batches: int, pieces: int, threads: int) -> int:
     """Return how many `Sums` are in memory at a time: those that wait in the trees of a step and of
-    a micro-batch, and one for each thread.
+    a micro-batch of up to `pieces` pieces, and one for each thread.
     """
-    pieces = max_pieces(max_tokens)
     waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
     return min(waiting + threads, micro_batches * pieces)
 
@@ -211,11 +210,9 @@ class SequentialGradients:
 class ThreadedGradients:
     """Computes the pieces of a step in threads, one for each `Compute`, and adds them up."""
 
-    def __init__(
-        self, computes: Sequence[Compute], total: Sums, max_tokens: int, pool: ThreadPoolExecutor
-    ) -> None:
-        """`total` gets the sums of a step; a micro-batch has at most `max_tokens` padded tokens."""
-        self.computes, self.max_tokens, self.pool = computes, max_tokens, pool
+    def __init__(self, computes: Sequence[Compute], total: Sums, pool: ThreadPoolExecutor) -> None:
+        """`total` gets the sums of a step."""
+        self.computes, self.pool = computes, pool
         self.sums = [total]  # and those of the pieces, from the first step on
         self.lock = Lock()
 
@@ -223,12 +220,10 @@ class ThreadedGradients:
         """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
         once all threads have stopped.
         """
-        total, needed = self.sums[0], max_sums(count, self.max_tokens, len(self.computes))
-        while len(self.sums) < needed:  # with fewer, all threads might wait for free ones
-            self.sums.append(Sums(total.grads, len(total.losses)))
         self.free: LifoQueue[Sums | None] = LifoQueue()
-        for sums in reversed(self.sums):  # the first piece gets `total`, as the leftmost part
+        for sums in self.sums[1:]:
             self.free.put(sums)
+        self.first = self.sums[:1]  # of the first piece: the total is its leftmost part
         self.pieces, self.has_ended = self._pieces(batches, count), False
         futures = [self.pool.submit(self._work, compute) for compute in self.computes]
         try:
@@ -243,9 +238,17 @@ class ThreadedGradients:
         step_tree = SumTree(count, self.free.put, lambda sums: None)
         for number, (batch, seed) in enumerate(batches):
             pieces = pieces_of(batch)
+            self._allocate(max_sums(count, len(pieces), len(self.computes)))
             tree = SumTree(len(pieces), self.free.put, partial(step_tree.add, number))
             for index, piece in enumerate(pieces):
                 yield piece, seed(index), partial(tree.add, index)
+
+    def _allocate(self, number: int) -> None:
+        """Make sums until there are `number`: with fewer, all threads might wait for free ones."""
+        total = self.sums[0]
+        while len(self.sums) < number:
+            self.sums.append(Sums(total.grads, len(total.losses)))
+            self.free.put(self.sums[-1])
 
     def _work(self, compute: Compute) -> None:
         """Compute pieces until none is left."""
@@ -261,7 +264,7 @@ class ThreadedGradients:
         """Return the next piece and free sums for it, waiting for these, or None at the end."""
         with self.lock:
             piece = None if self.has_ended else next(self.pieces, None)
-            sums = None if piece is None else self.free.get()
+            sums = self.first.pop() if piece and self.first else piece and self.free.get()
             return None if piece is None or sums is None else (piece, sums)
 
     def _end(self) -> None:

@@ -173,8 +173,7 @@ class Learner:
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
             computes.append(partial(self._compute_piece, model, generator))
-        max_tokens = self.config.train.max_tokens
-        return ThreadedGradients(computes, self.optimizer.sums, max_tokens, pool)
+        return ThreadedGradients(computes, self.optimizer.sums, pool)
 
     def sum_gradients(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the optimizer's sums by those over `count` micro-batches."""

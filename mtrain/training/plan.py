@@ -27,7 +27,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import StoppedError, UserError
 from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
-from mtrain.training.gradients import Blocks, max_sums
+from mtrain.training.gradients import Blocks, max_pieces, max_sums
 from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.schedule import make_schedule
 
@@ -182,7 +182,7 @@ def describe_run(
     disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters, moments)
     buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
-        buffers = max_sums(blocks.largest, train.max_tokens, machine.workers)
+        buffers = max_sums(blocks.largest, max_pieces(train.max_tokens), machine.workers)
     # for the sums that another rank sends; for the moving average
     buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
     state = 4 * (parameters + moments + buffers * parameters)

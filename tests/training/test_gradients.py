@@ -146,8 +146,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
             held -= 1
 
     total = Sums([torch.zeros(8)], 2)
-    max_tokens = max(sizes) * PIECE_TOKENS
-    workers = ThreadedGradients([compute] * threads, total, max_tokens, pool_of(threads))
+    workers = ThreadedGradients([compute] * threads, total, pool_of(threads))
     batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
     seeds = count()
     leaves = [[next(seeds) for _ in range(size)] for size in sizes]
@@ -164,17 +163,17 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
     tokens = sum(batch.num_tokens for batch in batches)
     assert total.losses.tolist() == [tokens, sum(sizes)]
     assert most <= threads
-    assert len(workers.sums) == max_sums(len(sizes), max_tokens, threads)
+    assert len(workers.sums) == max_sums(len(sizes), max(sizes), threads)
 
 
 @pytest.mark.parametrize(
-    ("micro_batches", "max_tokens", "threads", "number"),
-    [(1, 1024, 8, 1), (1, 4096, 2, 4), (4, 1024, 2, 4), (16, 1024, 2, 6), (12, 8192, 3, 10)],
+    ("micro_batches", "pieces", "threads", "number"),
+    [(1, 1, 8, 1), (1, 4, 2, 4), (4, 1, 2, 4), (16, 1, 2, 6), (12, 8, 3, 10)],
 )
 def test_the_number_of_sums_by_hand(
-    micro_batches: int, max_tokens: int, threads: int, number: int
+    micro_batches: int, pieces: int, threads: int, number: int
 ) -> None:
-    assert max_sums(micro_batches, max_tokens, threads) == number
+    assert max_sums(micro_batches, pieces, threads) == number
 
 
 @given(st.integers(1, 40), st.integers(0, 40))
@@ -208,7 +207,7 @@ def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
         sums.put((torch.full((3,), float(seed)),), torch.ones(2))
 
     total = Sums([torch.zeros(3)], 2)
-    workers = ThreadedGradients([compute] * 2, total, 64 * PIECE_TOKENS, pool_of(2))
+    workers = ThreadedGradients([compute] * 2, total, pool_of(2))
     workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
     assert total.losses.tolist() == [64, 64]
     assert total.grads[0].tolist() == [64 * 63 / 2] * 3
@@ -230,7 +229,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
 
     seen: list[type[Exception]] = []
     total = Sums([torch.zeros(3)], 2)
-    workers = ThreadedGradients([compute] * 2, total, 64 * PIECE_TOKENS, pool_of(2))
+    workers = ThreadedGradients([compute] * 2, total, pool_of(2))
     with pytest.raises(error, match="there is none"):
         workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
     assert len(computed) < 64
@@ -244,7 +243,7 @@ def test_an_error_of_reading_ends_the_step() -> None:
         raise OSError("gone")
 
     compute = lambda piece, seed, sums: sums.put((torch.ones(3),), torch.ones(2))  # noqa: E731
-    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), 64, pool_of(2))
+    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), pool_of(2))
     with pytest.raises(OSError, match="gone"):
         workers.sum_up(unreadable(), 2)
 
@@ -317,7 +316,7 @@ def test_pieces_are_one_batch(
         run = RunDirectory(tmp_path / str(tokens))
         trainer = Trainer(Session(plain, prepare(plain, Stop()), run, Stop()))
         trainer._sum_own_gradients(trainer.batches.plan(0, 0)[:3], 1)
-        assert len(trainer.learner.gradients.sums) == {1024: 3, 16: 7, 1: 11}[tokens]
+        assert len(trainer.learner.gradients.sums) == {1024: 3, 16: 7, 1: 7}[tokens]
         found.append(trainer.optimizer.sums.buffer.clone())
     assert found[0].dtype == torch.float64
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)

@@ -134,9 +134,14 @@ def test_a_step_is_timed_by_a_bounded_amount_of_work(
         assert seconds == pytest.approx(4 * expected[0] / count + 1)
 
 
-def test_a_step_is_timed_with_more_threads_than_micro_batches(tiny_config: TinyConfig) -> None:
-    """As many micro-batches as threads, each of several pieces, are summed at a time."""
-    config = load(tiny_config, **{"train.threads": 4, "train.max_tokens": 4096})
+@pytest.mark.parametrize(("threads", "max_tokens"), [(4, 4096), (1, 1024)])
+def test_the_sums_of_a_timed_step_suffice(
+    tiny_config: TinyConfig, threads: int, max_tokens: int
+) -> None:
+    """With more threads than micro-batches, which are summed at a time; and with a micro-batch that
+    is larger than usual, as it was planned with augmented pairs.
+    """
+    config = load(tiny_config, **{"train.threads": threads, "train.max_tokens": max_tokens})
     lengths = np.full((200, 2), 20)
     found = list[tuple[float, int | None]]()
 
