@@ -1,7 +1,9 @@
 """The Python interface of a trained model: `mtrain.load` returns a `Model`."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, overload
 
 import numpy as np
@@ -21,6 +23,7 @@ class Model:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
+        _prepare_forks()
 
     @overload
     def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
@@ -109,6 +112,14 @@ class Model:
     def _own_precision(self) -> torch.autocast:
         """Return a context in which an autocast of the caller does not change the numbers."""
         return torch.autocast(self.loaded.device.type, enabled=False)
+
+
+@cache
+def _prepare_forks() -> None:
+    """Let forked processes compute in one thread: those of OpenMP do not survive a fork, and a
+    process would wait for them for ever.
+    """
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def _as_argument(name: str) -> str:

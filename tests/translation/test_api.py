@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -104,3 +107,22 @@ def test_numbers_do_not_depend_on_what_the_caller_sets_in_torch(trained_run: Pat
         assert found() == expected
     with torch.device("meta"):  # as with torch.set_default_device
         assert found() == expected
+
+
+FORK = """
+import os, sys, signal, torch, mtrain
+torch.set_num_threads(3)
+model = mtrain.load(sys.argv[1])
+child = os.fork()
+if not child:
+    signal.alarm(60)  # ends a process that waits for ever
+    assert len(model.translate(["bavo lapo"] * 300)) == 300
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert torch.get_num_threads() == 3
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_translates(trained_run: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORK, str(trained_run)], check=True, timeout=300)
