@@ -20,7 +20,7 @@ from mtrain.check.words import Characters
 from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer_for
-from mtrain.config.loading import column_conflict, is_table, parse_config
+from mtrain.config.loading import column_conflict, parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
@@ -133,12 +133,13 @@ def with_found_sets(request: Request) -> Request:
     sides = request.src, request.tgt
     suffixes = [(_suffix_of(request.src), _suffix_of(request.tgt))]
     if request.columns is not None:
-        suffixes.append((request.src_lang, request.tgt_lang))
+        suffixes.insert(0, (request.src_lang, request.tgt_lang))
+    elif suffixes[0][0] == suffixes[0][1]:
+        return request
     found = dict[str, Sides]()
     for pair in suffixes:
         src, tgt = (_find_sets(path, suffix) for path, suffix in zip(sides, pair, strict=True))
-        is_clear = request.columns is not None or pair[0] != pair[1]
-        found = {name: (src[name], tgt[name]) for name in src if name in tgt and is_clear} | found
+        found |= {name: (src[name], tgt[name]) for name in src if name in tgt}
     tests = {name: sides for name, sides in found.items() if _kind_of(name) not in VALID}
     valid = request.valid
     if valid is None and not request.hold_out:
@@ -253,7 +254,7 @@ def _check_names(request: Request) -> None:
     """
     for sides in filter(None, ((request.src, request.tgt), request.valid)):
         corpus, (src, tgt) = request.corpus_of(*sides), sides
-        if isinstance(corpus, FileCorpus) and is_table(src):
+        if isinstance(corpus, FileCorpus) and corpus.kind:
             conflict = column_conflict(corpus)
             if conflict or corpus.src == corpus.tgt:
                 reason = conflict[1] if conflict else "one column is both sides"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from mtrain.corpus.lines import PACKED, bounded_lines, open_bytes, reading_from
-from mtrain.runtime import log, outputs
+from mtrain.runtime import outputs
 from mtrain.runtime.console import GREEN, RED, YELLOW, paint, writing
 from mtrain.runtime.errors import RefusedError, printable
 
@@ -117,6 +117,4 @@ def check_page(path: Path | None, default: str) -> Path:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, and name it in the log; raises `UserError`."""
-    outputs.write_output(path, page.encode("utf-8", "replace"))
-    if path.is_file() and not log.is_on_terminal():  # else `write_output` has logged it
-        log.logger.info("wrote %s (%s)", path, outputs.describe_size(path))
+    outputs.write_output(path, page.encode("utf-8", "replace"), is_told=True)

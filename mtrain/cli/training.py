@@ -140,14 +140,13 @@ def _columns_of(
     """Return the columns of a table, or the languages of a .tmx file; None for two files of text.
     Raises `RefusedError` if they are not given, or given for other files.
     """
-    from mtrain.config.corpora import FileCorpus  # pydantic takes a while
-    from mtrain.config.loading import is_table
+    from mtrain.config.corpora import table_kind  # pydantic takes a while
 
-    if tgt is not None or not is_table(src):
+    kind = table_kind(str(src))
+    if tgt is not None or not kind:
         if columns is not None:
             raise RefusedError("--columns: is for one file that ends in .tsv, .jsonl or .parquet")
         return None
-    kind = FileCorpus.model_construct(file=str(src), src=0, tgt=1).kind
     if columns is None and src_lang and tgt_lang and kind == "tmx":
         return src_lang, tgt_lang
     names = [name.strip() for name in (columns or "").split(",")]
@@ -163,9 +162,10 @@ def _columns_of(
 
 def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
-    from mtrain.config.loading import is_table, table_entry
+    from mtrain.config.corpora import table_kind
+    from mtrain.config.loading import table_entry
 
-    if tgt is not None and not any(map(is_table, (src, tgt))):
+    if tgt is not None and not any(map(table_kind, map(str, (src, tgt)))):
         return tgt  # a .csv of two may have a single column
     text = "mtrain init: give two files, source and target, aligned by line, or one table"
     if tgt is None and src.suffix == ".csv":

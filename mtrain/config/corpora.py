@@ -1,5 +1,6 @@
 """Entries of the config that name corpora, and the base of all sections."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -150,6 +151,12 @@ class GeneratedCorpus(Entry):
     """number of pairs to generate"""
 
 
+def table_kind(file: str) -> str:
+    """Return the format that the name of a table ends in, such as tsv; empty for another file."""
+    is_table = re.match(TABLE, file, re.DOTALL) is not None
+    return file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2] if is_table else ""
+
+
 class FileCorpus(Entry):
     """A table with a column for each side, or a translation memory: .tsv, .jsonl or .tmx, plain,
     .gz or .zst, or .parquet.
@@ -165,7 +172,7 @@ class FileCorpus(Entry):
     @property
     def kind(self) -> str:
         """Format of the file: tsv, jsonl, tmx or parquet."""
-        return self.file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+        return table_kind(self.file)
 
 
 class HubCorpus(Entry):

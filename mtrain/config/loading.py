@@ -17,11 +17,11 @@ from pydantic import BaseModel, ValidationError
 from mtrain.config.corpora import (
     BRANCHES,
     KINDS,
-    TABLE,
     Corpus,
     FileCorpus,
     GeneratedCorpus,
     TextCorpus,
+    table_kind,
 )
 from mtrain.config.languages import language_error
 from mtrain.config.schema import (
@@ -379,11 +379,6 @@ def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     return SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
 
 
-def is_table(file: Path) -> bool:
-    """Whether the name of a file is that of a table or a translation memory that mtrain reads."""
-    return re.match(TABLE, file.name) is not None
-
-
 def table_entry(file: str) -> str:
     """Return the entry that reads a table, with columns or languages to replace by its own; empty
     for the name of another file.
@@ -391,10 +386,9 @@ def table_entry(file: str) -> str:
     if file.endswith(".csv"):
         entry = "{dataset: FOLDER, split: train, src: en, tgt: de}"
         return f"{entry} (move the file to a FOLDER of its own)"
-    if not re.match(TABLE, file):
-        return ""
-    columns = "src: 0, tgt: 1" if ".tsv" in Path(file).suffixes else "src: en, tgt: de"
-    return f"{{file: {quote_text(file)}, {columns}}}"
+    kind = table_kind(file)
+    columns = "src: 0, tgt: 1" if kind == "tsv" else "src: en, tgt: de"
+    return kind and f"{{file: {quote_text(file)}, {columns}}}"
 
 
 def _table_advice(file: object) -> str:

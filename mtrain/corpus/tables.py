@@ -317,9 +317,8 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # their warnings quote the card
         logging.getLogger(library).setLevel(logging.ERROR)
-    is_local, split = (root / corpus.dataset).is_dir(), {"split": corpus.split}
-    load = _load_directory if is_local else _load_from_hub
-    return load(corpus, root, {**split, "streaming": corpus.streaming})
+    load = _load_directory if (root / corpus.dataset).is_dir() else _load_from_hub
+    return load(corpus, root, {"split": corpus.split, "streaming": corpus.streaming})
 
 
 def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:

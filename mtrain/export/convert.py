@@ -13,7 +13,7 @@ from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import first_numbers, is_on_terminal, logger, progress_bar
+from mtrain.runtime.log import first_numbers, logger, progress_bar
 from mtrain.runtime.outputs import describe_size, opened
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
@@ -61,15 +61,14 @@ def export(
         directory.parent.mkdir(parents=True, exist_ok=True)
         if to == "argos":
             place = TemporaryDirectory(prefix=".mtrain-", dir=directory.parent)
-            with place as temporary, opened(directory, is_new=True) as (sink,):
+            with place as temporary, opened(directory, is_new=True, is_told=True) as (sink,):
                 fill(Path(temporary))
                 argos_format.pack(Path(temporary), loaded, sink)
         else:
             manifest.write_new_directory(directory, fill)
+            logger.info("wrote %s (%s)", directory, describe_size(directory))
     except OSError as error:
         raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
-    if to != "argos" or not is_on_terminal():  # on a terminal, `opened` has logged the file
-        logger.info("wrote %s (%s)", directory, describe_size(directory))
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:

@@ -72,12 +72,17 @@ def _cut_to_lines(descriptor: int) -> int:
 
 @contextmanager
 def opened(
-    *names: str | Path, as_it_goes: bool = False, keeps_lines: bool = False, is_new: bool = False
+    *names: str | Path,
+    as_it_goes: bool = False,
+    keeps_lines: bool = False,
+    is_new: bool = False,
+    is_told: bool = False,
 ) -> Iterator[list[IO[bytes]]]:
     """Open files for writing bytes; `-` is stdout. At the end of the block all get their names, and
     the permissions of the files that they replace. If the block fails or is stopped, none does, and
     their complete lines are kept if `keeps_lines`. Files are written directly if `as_it_goes`, and
-    must not exist if `is_new`. Raises `UserError`.
+    must not exist if `is_new`. If `is_told`, the log names them also without a terminal. Raises
+    `UserError`.
     """
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
     is_kept = not as_it_goes and not {str(name) for name in names} <= {"-", os.devnull}
@@ -94,10 +99,10 @@ def opened(
         yield sinks
         for sink in sinks:
             sink.flush()
-        _publish(outputs, is_new=is_new)
+        _publish(outputs, is_new=is_new, is_told=is_told or is_on_terminal())
 
 
-def _publish(outputs: list[_Output], *, is_new: bool) -> None:
+def _publish(outputs: list[_Output], *, is_new: bool, is_told: bool) -> None:
     """Give all files their names, or none if `is_new` and one of the names is taken."""
     for output in outputs:
         os.fsync(output.descriptor)
@@ -110,7 +115,7 @@ def _publish(outputs: list[_Output], *, is_new: bool) -> None:
         os.replace(output.partial, output.target)
         with suppress(PermissionError):  # the directory may be writable, but not readable
             files.sync(output.target.parent)
-        if is_on_terminal():
+        if is_told:
             logger.info("wrote %s (%s)", output.path, describe_size(output.target))
 
 
@@ -201,11 +206,11 @@ def _refusal(path: Path) -> RefusedError:
     return RefusedError(f"{path}: {text}")
 
 
-def write_output(path: Path, data: bytes) -> None:
-    """Replace a file that the user named, or write to the device or pipe of that name; raises
-    `UserError`.
+def write_output(path: Path, data: bytes, *, is_told: bool = False) -> None:
+    """Replace a file that the user named, or write to the device or pipe of that name, as `opened`
+    does; raises `UserError`.
     """
-    with opened(path) as (sink,):
+    with opened(path, is_told=is_told) as (sink,):
         sink.write(data)
 
 

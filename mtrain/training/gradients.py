@@ -264,8 +264,10 @@ class ThreadedGradients:
         """Return the next piece and free sums for it, waiting for these, or None at the end."""
         with self.lock:
             piece = None if self.has_ended else next(self.pieces, None)
-            sums = self.first.pop() if piece and self.first else piece and self.free.get()
-            return None if piece is None or sums is None else (piece, sums)
+            if piece is None:
+                return None
+            sums = self.first.pop() if self.first else self.free.get()
+            return None if sums is None else (piece, sums)
 
     def _end(self) -> None:
         """Stop all threads after their current piece: none is left, or one failed."""

@@ -208,11 +208,13 @@ def describe_run(
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
     found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
     shown = str(blocks) if ranks.size > 1 else None
-    return Forecast(numbers, _lines_of(numbers, shown), list(filter(None, found)), seconds)
+    return Forecast(numbers, _lines_of(numbers, epochs, shown), list(filter(None, found)), seconds)
 
 
-def _lines_of(numbers: dict[str, Any], blocks: str | None) -> list[str]:
-    """Return the lines of a forecast for people; `blocks` describes those of several processes."""
+def _lines_of(numbers: dict[str, Any], epochs: float, blocks: str | None) -> list[str]:
+    """Return the lines of a forecast for people; `epochs` is not rounded, and `blocks` describes
+    those of several processes.
+    """
     sizes = {
         name: format_bytes(numbers[f"{name}_bytes"]) for name in ("checkpoint", "disk", "state")
     }
@@ -221,7 +223,7 @@ def _lines_of(numbers: dict[str, Any], blocks: str | None) -> list[str]:
         f"device: {numbers['device']}; host: {socket.gethostname()}",
         f"batches: about {numbers['steps_per_epoch']:,} steps an epoch, about "
         f"{numbers['tokens_per_step']:,} target tokens a step; {numbers['max_steps']:,} steps are "
-        f"{_epochs(numbers['epochs'])}",
+        f"{_epochs(epochs)}",
         *([f"micro-batches of a step by process: {blocks}"] if blocks else []),
         f"learning rate: {numbers['schedule']}, peak {numbers['peak_lr']:.3e} at step "
         f"{numbers['peak_step']:,}",

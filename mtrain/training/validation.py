@@ -302,16 +302,18 @@ class Validation:
         self, name: str, text: Text, best: str, step: int, load: Callable[[], LoadedModel]
     ) -> None:
         """Score a test set, unless the history has its scores for this model, text and search."""
+        tokenize = self.config.data.tokenizer_of(text.corpus)
         identity = {
             "checkpoint": best,
             "step": step,
             "sha256": text.sha256,
             "decode": self.config.decode.model_dump(),
-            "tokenize": self.config.data.tokenizer_of(text.corpus),
+            "tokenize": tokenize,
         }
         stored = self.history.tests.get(name, {})
-        # runs of earlier versions name no tokenizer, which could not change
-        if identity.items() <= {"tokenize": identity["tokenize"], **stored}.items():
+        if "tokenize" not in stored and f"|tok:{tokenize}" in stored.get("signature", ""):
+            stored = {**stored, "tokenize": tokenize}  # of an earlier version
+        if identity.items() <= stored.items():
             return
         if stored and self.ranks.is_rank_0:
             self.run.metrics.cut(step, (f"test/{name}/",))

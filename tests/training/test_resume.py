@@ -678,6 +678,11 @@ def test_a_test_of_an_earlier_version_counts(run: Path) -> None:
     before = contents(run)
     start(run)
     assert contents(run) == before
+    # unless its signature names another tokenizer
+    text = (run / "best.json").read_text()
+    (run / "best.json").write_text(text.replace("|tok:13a|", "|tok:intl|"))
+    start(run)
+    assert "|tok:13a|" in best_of(run)["tests"]["held_out"]["signature"]
 
 
 def test_a_complete_run_is_tested_again_with_another_search_or_text(run: Path) -> None:
