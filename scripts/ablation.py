@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
-from mtrain.corpus.readers import read_text, reading_of
+from mtrain.corpus.readers import read_scored_text, reading_of
 from mtrain.runs import layout
 from mtrain.runtime.errors import UserError
 from mtrain.scoring import metrics
@@ -94,7 +94,7 @@ def search_rows(config: Config, run_dir: Path) -> list[str]:
     average = run_dir / layout.CHECKPOINTS / layout.AVERAGE
     model = average if average.exists() else run_dir
     [corpus] = config.data.valid_corpora
-    valid = read_text(corpus, reading_of(config, keep_blank=True), "")
+    valid = read_scored_text(corpus, reading_of(config, keep_blank=True), "")
     tokenize = config.data.tokenizer_of(corpus)
     rows = []
     for name, beam_size in (("greedy search", 1), ("beam 4", 4)):

@@ -23,7 +23,7 @@ from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.mixture import report_mixture
 from mtrain.check.overlap import TRAIN, ScoredSet
-from mtrain.check.profile import MAX_WRONG, Profile, report_whole
+from mtrain.check.profile import MAX_WRONG, Profile, report_whole_text
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
@@ -107,7 +107,9 @@ class Checker:
                 by_languages[part.findings.languages].append(part)
             for languages, parts in by_languages.items():
                 is_whole = len(by_languages) == 1
-                (profile if is_whole else Profile(parts)).compare(self.config.data, languages)
+                (profile if is_whole else Profile(parts)).report_corpora(
+                    self.config.data, languages
+                )
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
             for parts in by_languages.values():
@@ -123,7 +125,7 @@ class Checker:
             if findings.is_train:
                 continue
             rows = Chunk.join(findings, list(self._checked(findings, profile, bar)))
-            report_whole(rows, self.config.data)
+            report_whole_text(rows, self.config.data)
             for message in style_differences(training, findings.languages, rows.texts):
                 findings.add_message("style", message)
             if findings.has("turned"):
@@ -131,7 +133,7 @@ class Checker:
             for earlier in scored:
                 # one text may be scored in both directions
                 if earlier.findings.is_backward == findings.is_backward:
-                    earlier.compare(rows, findings.name)
+                    earlier.search(rows, findings.name)
             scored.append(ScoredSet(rows))
         return scored
 
@@ -197,7 +199,7 @@ class Checker:
         for index, findings in enumerate(self.train):
             for chunk in self._checked(findings, profile, bar):
                 for scored_set in scored:
-                    scored_set.compare(chunk, TRAIN)
+                    scored_set.search(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
                 rows = np.array(chunk.numbers, np.uint64) | np.uint64(index << ROW_BITS)
                 duplicates.add(chunk.pair_hashes[filled], rows[filled])

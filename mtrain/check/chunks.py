@@ -101,7 +101,7 @@ class Chunk:
         """The distinct bigrams of both sides."""
         return self.words[0].bigrams(), self.words[1].bigrams()
 
-    def add(
+    def report(
         self,
         kind: str,
         mask: Mask,

@@ -20,7 +20,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import missing_tokenizers
-from mtrain.training.plan import Forecast, forecast, text_warnings, tokenizer_warnings
+from mtrain.training.plan import Forecast, forecast_from_sample, text_warnings, tokenizer_warnings
 
 MAX_ENCODED = 20_000  # pairs of the sample that are tokenized, about
 MAX_BYTE_FRACTION = 0.02  # fraction of tokens that are bytes or unknown
@@ -111,7 +111,7 @@ def diagnose(
         vocabulary_bytes = len(tokenizer.proto) if tokenizer else VOCABULARY_BYTES
         sample = np.stack(lengths, 1)  # (pairs, 2)
         try:
-            diagnosis.forecast = forecast(
+            diagnosis.forecast = forecast_from_sample(
                 config, size, vocabulary_bytes, sample, pairs, timed=timed, check_stop=stop.check
             )
         except UserError as error:

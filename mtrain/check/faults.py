@@ -116,12 +116,12 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
     for side in (0, 1):
         is_more = questions[side] > questions[1 - side]
-        chunk.add("lost", lost[side] & ~lost[1 - side] & is_more, side)
+        chunk.report("lost", lost[side] & ~lost[1 - side] & is_more, side)
     is_reported = np.array(chunk.blank.any(0))
-    chunk.add("blank", is_reported)
+    chunk.report("blank", is_reported)
     same = np.array([is_identical(pair) for pair in zip(*chunk.texts, strict=True)], bool)
     same &= ~is_reported & (chunk.words[0].counts > 0)
-    chunk.add("same", same, ranks=-chunk.lengths[:, 0].astype(float))
+    chunk.report("same", same, ranks=-chunk.lengths[:, 0].astype(float))
     is_reported |= same | _find_one_sided_faults(chunk)
     if profile.has_words:
         is_reported |= _find_other_languages(chunk, profile, is_reported)
@@ -131,7 +131,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     if profile.has_words:
         distance, deviations = profile.ratio.distance(chunk.lengths)
         odd = ~is_reported & (distance >= MIN_LOG_DISTANCE) & (deviations >= MIN_DEVIATIONS)
-        chunk.add("ratio", odd & (chunk.lengths.max(1) >= MIN_CHARACTERS), ranks=-deviations)
+        chunk.report("ratio", odd & (chunk.lengths.max(1) >= MIN_CHARACTERS), ranks=-deviations)
     if not profile.has_associations:
         return np.zeros(len(chunk)), np.zeros(len(chunk), bool)
     evidence = profile.associations.evidence(*chunk.words)
@@ -141,7 +141,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
         & (evidence <= -profile.misfit_nats)
         & (evidence <= -MISFIT_NATS_PER_WORD * longer)
     )
-    chunk.add("misfit", misfit, ranks=evidence)
+    chunk.report("misfit", misfit, ranks=evidence)
     return np.where(is_reported, 0.0, evidence), misfit
 
 
@@ -160,11 +160,11 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         for row in np.flatnonzero((other >= MIN_HELD) & (2 * own >= 3 * other)).tolist():
             holds[row] = chunk.texts[1 - side][row] in chunk.texts[side][row]
         is_both |= holds
-        chunk.add("both", holds, side)
-        chunk.add("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
-        chunk.add("loop", is_loop[side] & ~is_loop[1 - side], side)
+        chunk.report("both", holds, side)
+        chunk.report("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
+        chunk.report("loop", is_loop[side] & ~is_loop[1 - side], side)
         detail = f"({('source', 'target')[side]})"
-        chunk.add("marked", has_mark[side] & ~has_mark[1 - side], side, detail=detail)
+        chunk.report("marked", has_mark[side] & ~has_mark[1 - side], side, detail=detail)
     return is_both
 
 
@@ -211,9 +211,9 @@ def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> 
     )
     source = ~swapped & (src <= -MIN_LANGUAGE_NATS) & (tgt <= -MIN_LANGUAGE_NATS)
     target = ~swapped & (src >= MIN_LANGUAGE_NATS) & (tgt >= MIN_LANGUAGE_NATS)
-    chunk.add("swapped", swapped & ~is_reported, ranks=src - tgt)
-    chunk.add("other_language", source & ~is_reported, 0, ranks=src, detail="(source)")
-    chunk.add("other_language", target & ~is_reported, 1, ranks=-tgt, detail="(target)")
+    chunk.report("swapped", swapped & ~is_reported, ranks=src - tgt)
+    chunk.report("other_language", source & ~is_reported, 0, ranks=src, detail="(source)")
+    chunk.report("other_language", target & ~is_reported, 1, ranks=-tgt, detail="(target)")
     return swapped | source | target
 
 
@@ -225,7 +225,7 @@ def _find_third_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> 
         for code in sorted(set(codes) - {""}):
             rows = ~is_reported & (codes == code)
             detail = f"({('source', 'target')[side]}: {NAMES[code]})"
-            chunk.add("third_language", rows, side, detail=detail)
+            chunk.report("third_language", rows, side, detail=detail)
             is_third |= rows
     return is_third
 
@@ -247,7 +247,7 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Ma
         for index, script in enumerate(foreign):
             detail = f"({name} mostly {script_name(script)})"
             ranks = -count.astype(float)
-            chunk.add("script", odd & (main == index), side, ranks=ranks, detail=detail)
+            chunk.report("script", odd & (main == index), side, ranks=ranks, detail=detail)
         is_foreign |= odd
     return is_foreign
 
@@ -260,7 +260,7 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
     if tokenizer is None:
         lengths = chunk.estimated_tokens.max(1)
         is_long = lengths >= max_length - 1
-        chunk.add("long", is_long, ranks=-lengths, detail="(estimated)")
+        chunk.report("long", is_long, ranks=-lengths, detail="(estimated)")
         return is_long
     sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])
     rows = np.flatnonzero(sizes.max(0) >= max_length - 1)  # no text has many more tokens than bytes
@@ -270,7 +270,7 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
         counts = [len(ids) for ids in tokenizer.encode(shortened)]
         lengths[rows] = np.maximum(lengths[rows], counts)
     is_long = lengths >= max_length
-    chunk.add("long", is_long, ranks=-lengths, detail=f"{max_length}")
+    chunk.report("long", is_long, ranks=-lengths, detail=f"{max_length}")
     return is_long
 
 
@@ -284,7 +284,7 @@ def _find_text_faults(chunk: Chunk) -> None:
                 if position is not None:
                     first.setdefault(kind, np.full(len(texts), -1))[row] = position
         for kind, positions in first.items():
-            chunk.add(kind, positions >= 0, side, positions=positions)
+            chunk.report(kind, positions >= 0, side, positions=positions)
 
 
 def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:

@@ -45,7 +45,7 @@ class ScoredSet:
         self.bigrams = [_Bigrams(words) for words in rows.bigrams]
         self.best: dict[str, dict[int, tuple[int, Example]]] = {}  # by other text and row
 
-    def compare(self, other: Chunk, name: str) -> None:
+    def search(self, other: Chunk, name: str) -> None:
         """Search a chunk of the text of this name for the rows."""
         best = self.best.setdefault(name, {})
         for kind, row, other_row, likeness in self._matches(other):

@@ -189,12 +189,12 @@ class Profile:
             return common
         return own | (common & {"LATIN"})
 
-    def compare(self, data: DataConfig, languages: tuple[str, str]) -> None:
+    def report_corpora(self, data: DataConfig, languages: tuple[str, str]) -> None:
         """Report corpora of the sample with unrelated or swapped sides, or in other languages."""
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             rows = Chunk.join(corpus, list(group))
             self._find_unrelated(rows)
-            report_whole(rows, data)
+            report_whole_text(rows, data)
             if not corpus.has("turned"):
                 for side in (0, 1):
                     if text := _language_fault(rows, side, languages):
@@ -249,7 +249,7 @@ def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
     return ""
 
 
-def report_whole(rows: Chunk, data: DataConfig) -> None:
+def report_whole_text(rows: Chunk, data: DataConfig) -> None:
     """Report faults of a whole text: mix-ups, except for those that are found text by text; texts
     without their accents; texts cut off.
     """

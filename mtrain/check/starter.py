@@ -171,11 +171,11 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     _check_names(request)
     manifest.check_new(request.output)
     corpus, held = request.corpus_of(request.src, request.tgt), 0
-    reading = Reading(invalid_utf8="drop", check=stop.check)
+    reading = Reading(invalid_utf8="drop", check_stop=stop.check)
     rows = scan(corpus, reading).pairs
     request = with_found_sets(request)
     for sides in filter(None, (request.valid, *request.tests.values())):  # readable, equally long
-        scan(request.corpus_of(*sides), Reading(invalid_utf8="drop", check=stop.check))
+        scan(request.corpus_of(*sides), Reading(invalid_utf8="drop", check_stop=stop.check))
     parts = [] if request.valid else _split_files(request)
     outputs = [*parts, request.output]
     for path in outputs:
@@ -280,7 +280,7 @@ def _split_files(request: Request) -> list[Path]:
 def _rows(corpus: Text, reading: Reading) -> Iterator[TextRow]:
     """Yield the pairs that can be read, numbered from 1."""
     for number, (_, src, tgt) in enumerate(read_rows(corpus, reading), 1):
-        reading.check()
+        reading.check_stop()
         yield number, src, tgt
 
 

@@ -27,9 +27,9 @@ from mtrain.runtime.errors import (
     StoppedError,
     UserError,
     as_user_error,
-    lack_of_threads,
-    missing_library,
+    missing_library_error,
     printable,
+    thread_limit_error,
 )
 
 Command = Callable[..., None]
@@ -131,9 +131,9 @@ def main() -> None:
 def _shown(error: Exception) -> UserError | None:
     """Return the error to show; None for a fault of mtrain, whose traceback is needed."""
     if isinstance(error, ImportError):
-        return missing_library(error)
+        return missing_library_error(error)
     if isinstance(error, RuntimeError):
-        return lack_of_threads(error)
+        return thread_limit_error(error)
     return as_user_error(error) if isinstance(error, UserError | OSError | MemoryError) else None
 
 

@@ -151,7 +151,7 @@ Hypothesis = Annotated[
     Path | None,
     value("FILE", "Translation to score, without a model; `-` is stdin.", parser=as_input),
 ]
-OwnSet = Annotated[
+RunSet = Annotated[
     str | None,
     value(
         "SET",

@@ -22,7 +22,7 @@ def evaluate(
     model: options.Models = None,
     source: options.Source = None,
     reference: options.Reference = None,
-    on: options.OwnSet = None,
+    on: options.RunSet = None,
     hypothesis: options.Hypothesis = None,
     output: Annotated[
         Path | None, file("File for the model's translations.", "--output", "-o")
@@ -51,7 +51,7 @@ def evaluate(
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     is_given = tokenize is not None or tgt_lang is not None
     if model is not None and on is not None:
-        sources, references, language, tag = _own_set(model[0], on)
+        sources, references, language, tag = _read_run_set(model[0], on)
         tgt_lang, decode["tag"] = tgt_lang or language, decode["tag"] or tag
     else:
         references = read_references(reference or [])
@@ -79,7 +79,7 @@ def evaluate(
         log.logger.warning("%s", note)
 
 
-def _own_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
+def _read_run_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
     """Return the sources, references, target language and tag of a set of a model's run; raises
     `UserError`.
     """

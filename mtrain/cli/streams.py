@@ -117,4 +117,4 @@ def check_page(path: Path | None, default: str) -> Path:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, and name it in the log; raises `UserError`."""
-    outputs.write_output(path, page.encode("utf-8", "replace"), is_told=True)
+    outputs.write_output(path, page.encode("utf-8", "replace"), is_logged=True)

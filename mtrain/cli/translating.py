@@ -64,11 +64,11 @@ def translate(
     with opening.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
         if not translator.ranks.is_rank_0:
             input_, output, alignments = os.devnull, os.devnull, alignments and os.devnull
-        is_at_once = line_buffered or (input_ == "-" and sys.stdin.isatty())
+        is_line_buffered = line_buffered or (input_ == "-" and sys.stdin.isatty())
         names = filter(None, [output, alignments])
         with (
             reading(input_) as source,
-            opened(*names, as_it_goes=is_at_once, keeps_lines=True) as (sink, *links),
+            opened(*names, is_direct=is_line_buffered, keeps_lines=True) as (sink, *links),
         ):
             if is_interactive and translator.ranks.is_rank_0:
                 source = _prompting(source, translator, model)
@@ -81,7 +81,7 @@ def translate(
                 scores=scores,
                 prefixes=target_prefix,
                 alignments=links[0] if links else None,
-                line_buffered=is_at_once,
+                line_buffered=is_line_buffered,
             )
 
 

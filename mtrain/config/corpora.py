@@ -21,11 +21,11 @@ from pydantic import (
 from mtrain.runtime import files
 from mtrain.runtime.errors import is_utf8, printable
 
-MAX_WHOLE = 2**31  # libraries overflow beyond 32 bits
+INT_LIMIT = 2**31  # libraries overflow beyond 32 bits
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1, lt=MAX_WHOLE)]
-NotNegative = Annotated[int, Field(ge=0, lt=MAX_WHOLE)]
+Positive = Annotated[int, Field(ge=1, lt=INT_LIMIT)]
+NotNegative = Annotated[int, Field(ge=0, lt=INT_LIMIT)]
 Word = Annotated[str, Field(min_length=1)]
 
 
@@ -93,7 +93,7 @@ class Synthesis(Section):
     """side that models make: the one that the entry does not name"""
 
 
-class Entry(Synthesis):
+class CorpusEntry(Synthesis):
     """Settings of a corpus of any kind."""
 
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
@@ -131,7 +131,7 @@ class Entry(Synthesis):
         return {key: each for key, each in values.items() if each is not None and each is not False}
 
 
-class TextCorpus(Entry):
+class TextCorpus(CorpusEntry):
     """Two files aligned by line, plain text, .gz or .zst."""
 
     src: PathText
@@ -140,7 +140,7 @@ class TextCorpus(Entry):
     """file of its translation, line by line"""
 
 
-class GeneratedCorpus(Entry):
+class GeneratedCorpus(CorpusEntry):
     """Pairs of a built-in generator; its splits never overlap."""
 
     generated: Literal["phrasebook"]
@@ -157,7 +157,7 @@ def table_kind(file: str) -> str:
     return file.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2] if is_table else ""
 
 
-class FileCorpus(Entry):
+class FileCorpus(CorpusEntry):
     """A table with a column for each side, or a translation memory: .tsv, .jsonl or .tmx, plain,
     .gz or .zst, or .parquet.
     """
@@ -175,7 +175,7 @@ class FileCorpus(Entry):
         return table_kind(self.file)
 
 
-class HubCorpus(Entry):
+class HubCorpus(CorpusEntry):
     """A dataset of the Hugging Face hub, or a local folder of Parquet, JSON, CSV or Arrow files."""
 
     dataset: DatasetName

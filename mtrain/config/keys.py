@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import KINDS, MAX_WHOLE, GeneratedCorpus, Synthesis
+from mtrain.config.corpora import INT_LIMIT, KINDS, GeneratedCorpus, Synthesis
 from mtrain.config.schema import SECTIONS, Config
 from mtrain.runtime.errors import RefusedError
 
@@ -118,6 +118,6 @@ def _type(setting: dict[str, Any]) -> str:
     bounds = [
         f"{word} {setting[key]}"
         for key, word in BOUND_WORDS
-        if setting.get(key, MAX_WHOLE) != MAX_WHOLE
+        if setting.get(key, INT_LIMIT) != INT_LIMIT
     ]
     return " ".join([TYPE_WORDS.get(setting["type"], setting["type"]), *bounds])

@@ -13,8 +13,8 @@ from mtrain.config.corpora import (
     BY_TYPE,
     ONE,
     Corpus,
+    CorpusEntry,
     CorpusList,
-    Entry,
     Fraction,
     NotNegative,
     PathText,
@@ -97,7 +97,7 @@ class DataConfig(Section):
         corpora = self.corpora.items()
         return {key: each for key, each in corpora if not key.startswith("data.train.")}
 
-    def languages(self, corpus: Entry) -> tuple[str, str]:
+    def languages(self, corpus: CorpusEntry) -> tuple[str, str]:
         """Return source and target language of the direction that the model learns."""
         src, tgt = corpus.src_lang or self.src_lang, corpus.tgt_lang or self.tgt_lang
         return (tgt, src) if corpus.swap else (src, tgt)
@@ -108,7 +108,7 @@ class DataConfig(Section):
         is_backward = self.src_lang != self.tgt_lang and self.languages(corpus) == back
         return corpus.model_copy(update={"swap": not corpus.swap}) if is_backward else corpus
 
-    def tokenizer_of(self, corpus: Entry) -> str:
+    def tokenizer_of(self, corpus: CorpusEntry) -> str:
         """Return sacreBLEU's tokenizer for translations of a scored corpus."""
         return self.bleu_tokenize or tokenizer_for(self.languages(corpus)[1])
 
@@ -354,10 +354,10 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 def override_decode(
-    decode: DecodeConfig, spell: Callable[[str], str] = str, **given: object
+    decode: DecodeConfig, display_name: Callable[[str], str] = str, **given: object
 ) -> DecodeConfig:
     """Replace the search settings that are given (not None); raises `RefusedError`, which names a
-    setting as `spell` returns it.
+    setting as `display_name` returns it.
     """
     changes = {key: value for key, value in given.items() if value is not None}
     try:
@@ -365,7 +365,7 @@ def override_decode(
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = str(first["loc"][0])
-        raise RefusedError(f"{spell(key)} {changes[key]!r}: {expectation(first)}") from None
+        raise RefusedError(f"{display_name(key)} {changes[key]!r}: {expectation(first)}") from None
 
 
 def expectation(error: Any) -> str:

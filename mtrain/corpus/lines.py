@@ -84,7 +84,7 @@ class Reading:
     invalid_utf8: str = "error"
     keep_blank: bool = False  # keep blank pairs, refuse long ones: for a set that is scored
     counts: Counter[str] = field(default_factory=Counter)  # changed texts and dropped pairs
-    check: Callable[[], None] = lambda: None  # called regularly; may raise to stop a long read
+    check_stop: Callable[[], None] = lambda: None  # called regularly; may raise to stop a long read
     refuse: Callable[[RowError], None] = _refuse  # called with a bad row; skip it by returning
 
     def drop_long(self, location: str, number: int) -> None:
@@ -315,7 +315,9 @@ def _has_utf16_newlines(start: bytes, order: str) -> bool:
     return count > 1 and is_most
 
 
-def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) -> tuple[int, bytes]:
+def scan_file(
+    path: Path, check_stop: Callable[[], None], *, is_utf8: bool = True
+) -> tuple[int, bytes]:
     """Return the number of lines and the SHA-256 of a file's decompressed bytes. Raises `UserError`
     for a file that is not plain UTF-8, if `is_utf8`.
     """
@@ -323,7 +325,7 @@ def scan_file(path: Path, check: Callable[[], None], *, is_utf8: bool = True) ->
     digest, lines, last = hashlib.sha256(), 0, b""
     with open_bytes(path) as stream, reading_from(path):
         while block := stream.read(_BLOCK):
-            check()
+            check_stop()
             if is_utf8 and not last:
                 refuse_other_start(block, path)
                 _refuse_lone_returns(block, path)

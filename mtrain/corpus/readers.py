@@ -59,7 +59,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Text:
+class ScoredText:
     """A validation or test set, line for line, and its entry in the config."""
 
     corpus: Corpus
@@ -125,8 +125,8 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
 def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, TextCorpus):
         files = files_of(corpus, reading.root)
-        src_lines, src_hash = scan_file(files[0], reading.check)
-        tgt_lines, tgt_hash = scan_file(files[1], reading.check)
+        src_lines, src_hash = scan_file(files[0], reading.check_stop)
+        tgt_lines, tgt_hash = scan_file(files[1], reading.check_stop)
         if src_lines != tgt_lines:
             counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
             message = f"{counts}: the sides of a corpus must match line for line; find the missing "
@@ -138,7 +138,7 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
     digest, count = hashlib.sha256(), 0
     dropping = Reading(reading.root, "drop")  # reading refuses such rows if it has to
     for _, *pair in read_rows(corpus, dropping):
-        reading.check()
+        reading.check_stop()
         for text in pair:
             data = text.encode("utf-8")
             digest.update(len(data).to_bytes(8, "little") + data)
@@ -155,14 +155,14 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
             yield src, tgt
 
 
-def read_text(corpus: Corpus, reading: Reading, sha256: str) -> Text:
+def read_scored_text(corpus: Corpus, reading: Reading, sha256: str) -> ScoredText:
     """Read a set into memory; `sha256` is its hash from `scan`."""
     size, pairs = 0, list[Pair]()
     for pair in read_pairs(corpus, reading):
         pair_bytes = sum(len(text.encode("utf-8", "replace")) for text in pair)
         size = add_to_set_size(size, pair_bytes, describe(corpus))
         pairs.append(pair)
-    return Text(corpus, [src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
+    return ScoredText(corpus, [src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 
 
 def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
@@ -194,7 +194,7 @@ def skim(
     """
     start = 0
     for rows in chunked(read_rows(corpus, reading), CHUNK, CHUNK_CHARACTERS):
-        reading.check()
+        reading.check_stop()
         forms = plain_forms([src for _, src, _ in rows]) if wanted else [""] * len(rows)
         for index, (form, (number, src, tgt)) in enumerate(zip(forms, rows, strict=True), start):
             is_nth, is_wanted = index % step == 0, form in wanted

@@ -72,7 +72,7 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
     # XML declares its encoding
-    lines, content = scan_file(path, reading.check, is_utf8=corpus.kind != "tmx")
+    lines, content = scan_file(path, reading.check_stop, is_utf8=corpus.kind != "tmx")
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
     count = FORMATS[corpus.kind].count
     rows = count(corpus, path, reading, lines) if count else lines

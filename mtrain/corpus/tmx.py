@@ -47,7 +47,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
     """
     src, tgt = str(corpus.src), str(corpus.tgt)
     languages, has_pairs = dict[str, None](), False
-    for number, unit in enumerate(_read_units(path, reading.check), 1):
+    for number, unit in enumerate(_read_units(path, reading.check_stop), 1):
         if indices := _find_variants(unit, src, tgt):
             has_pairs = True
             codes = [code for code, _ in unit]
@@ -68,7 +68,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
 
 def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
     """Return the number of units of a file; raises `UserError` as `read_tmx` does."""
-    count_reading = Reading(check=reading.check)
+    count_reading = Reading(check_stop=reading.check_stop)
     pairs = sum(1 for _ in read_tmx(corpus, path, count_reading))
     return pairs + count_reading.counts.total() - count_reading.counts[SEVERAL]
 
@@ -88,14 +88,14 @@ def _find_variants(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
     return (indices[src], indices[tgt]) if len(indices) == 2 else None
 
 
-def _read_units(path: Path, check: Callable[[], None]) -> Iterator[Unit]:
+def _read_units(path: Path, check_stop: Callable[[], None]) -> Iterator[Unit]:
     """Yield the units of a file; raises `UserError` with the line where it is not well-formed, is
     not TMX, or declares entities, which can make small files huge.
     """
     parser, block = _UnitParser(path), b" "
     with open_bytes(path) as stream:
         while block:
-            check()
+            check_stop()
             with reading_from(path):
                 block = stream.read(_BLOCK)
             parser.feed(block)

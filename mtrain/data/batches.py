@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.store import IdPairs, Ids, Part, Store, spans
+from mtrain.data.store import CorpusRange, IdPairs, Ids, Store, spans
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
@@ -289,7 +289,7 @@ class TokenBatches:
             sys.setswitchinterval(SWITCH_INTERVAL)
         self.planned: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.is_closed = False
-        self.visits = np.concatenate([_block_schedule(part) for part in store.parts])
+        self.visits = np.concatenate([_block_schedule(part) for part in store.ranges])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
         self.pools = max(1, math.ceil(float(pairs) / POOL))
 
@@ -365,7 +365,7 @@ class TokenBatches:
         return rows, lengths
 
 
-def _block_schedule(part: Part) -> NDArray[np.float64]:
+def _block_schedule(part: CorpusRange) -> NDArray[np.float64]:
     """Return start, stop and the fraction of pairs to draw for each visit to a block of a corpus in
     an epoch: (visits, 3).
     """

@@ -96,7 +96,7 @@ def _remove_unfinished(directory: Path) -> None:
 
 
 def cached_fact(
-    paths: list[Path], fact: object, compute: Callable[[], Content], form: type[Content]
+    paths: list[Path], fact: object, compute: Callable[[], Content], type_: type[Content]
 ) -> Content:
     """Compute a fact about the content of files, or return it from the cache as long as their
     sizes, times and inodes are the same; `fact` identifies it.
@@ -109,7 +109,7 @@ def cached_fact(
     with suppress(OSError, ValueError):
         head, _, body = files.read_whole(path, MAX_JSON_BYTES).partition(b"\n")
         if head == _digest(body):  # else it is damaged
-            return read_json(body, form)
+            return read_json(body, type_)
     result = compute()
     latest = max(change_time for *_, change_time in before)
     if _file_states(paths) == before and latest < time.time_ns() - YOUNG:
@@ -117,7 +117,7 @@ def cached_fact(
             cache_directory().mkdir(parents=True, exist_ok=True)
             files.make_directory(path.parent.parent)
             files.make_directory(path.parent)
-            body = adapter_of(form).dump_json(result)
+            body = adapter_of(type_).dump_json(result)
             files.write_bytes(path, _digest(body) + b"\n" + body)
     return result
 

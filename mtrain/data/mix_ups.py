@@ -24,7 +24,7 @@ from mtrain.config.schema import DataConfig
 from mtrain.corpus.language_identification import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
 from mtrain.corpus.markup import SUBWORDS, is_quoted_cell
-from mtrain.corpus.readers import Pair, Text, plain_forms, skim
+from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
 from mtrain.runtime.log import progress_bar
@@ -68,7 +68,7 @@ def find_mix_ups(
     texts: dict[str, Corpus],
     reading: Reading,
     pairs: int,
-    sets: dict[str, Text],
+    sets: dict[str, ScoredText],
 ) -> Iterator[tuple[str, bool]]:
     """Read the training corpora `texts` once, `pairs` pairs in all. Yield a message for each mix-up
     of a corpus or a scored set, and whether the config allows it.
@@ -312,7 +312,7 @@ def _unless(key: str, is_allowed: bool, advice: str) -> str:
     return f"{key} allows it" if is_allowed else f"{advice}, or set {key}: true if it is intended"
 
 
-def _pairs_of(data: DataConfig, text: Text) -> list[Pair]:
+def _pairs_of(data: DataConfig, text: ScoredText) -> list[Pair]:
     """Return the pairs of a set without blank sides, as `DataConfig.as_forward` turns them and in
     their plain forms.
     """

@@ -25,7 +25,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, is_blank, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
-from mtrain.corpus.readers import Pair, Scan, Text, describe, reading_of
+from mtrain.corpus.readers import Pair, Scan, ScoredText, describe, reading_of
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
 from mtrain.data.filters import FILTERS, Selection
@@ -42,7 +42,7 @@ from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.data.vocabulary import existing_vocabulary
 from mtrain.runs import compatibility, layout, manifest
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.synthetic import resolve
+from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import TruncatedLines, logger, progress_bar
 from mtrain.runtime.stop import Stop
@@ -60,8 +60,8 @@ class Prepared:
 
     tokenizer: Tokenizer
     store: Store
-    valid: list[Text]  # in the order of `data.valid`
-    tests: dict[str, Text]
+    valid: list[ScoredText]  # in the order of `data.valid`
+    tests: dict[str, ScoredText]
     fingerprints: dict[str, Any]
 
 
@@ -84,7 +84,7 @@ def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:
 
 def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
     """Scan a corpus, or return the cached scan of its files."""
-    reading = reading_of(config, check=stop.check)
+    reading = reading_of(config, check_stop=stop.check)
     files, scan = readers.files_of(corpus, reading.root), partial(readers.scan, corpus, reading)
     return cached_fact(files, readers.settings_of(corpus), scan, Scan) if files else scan()
 
@@ -102,7 +102,7 @@ def weights_of(config: Config, sizes: list[int]) -> list[float]:
 
 def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = None) -> Path:
     """Write the vocabulary of a config to its run directory for `mtrain train`; return its path."""
-    run, config = RunDirectory(Path(config.run_dir)), resolve(config)
+    run, config = RunDirectory(Path(config.run_dir)), with_synthetic_text(config)
     compatibility.refuse_foreign_directory(run, config_file)
     if len(config.data.available_train) < len(config.data.train):
         raise RefusedError("data.train: synthetic text is missing; run mtrain data build")
@@ -160,15 +160,15 @@ class Preparation:
         return scans
 
     @cached_property
-    def sets(self) -> dict[str, Text]:
+    def sets(self) -> dict[str, ScoredText]:
         """The validation and test sets, by their keys in the config."""
         scored = self.config.data.scored_corpora.items()
         return {key: self._read_set(key, corpus) for key, corpus in scored}
 
-    def _read_set(self, key: str, corpus: Corpus) -> Text:
+    def _read_set(self, key: str, corpus: Corpus) -> ScoredText:
         """Read a set including blank lines, because all lines of its files are scored."""
         reading = reading_of(self.config, keep_blank=True)
-        text = readers.read_text(
+        text = readers.read_scored_text(
             corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
         )
         if not len(text):
@@ -182,7 +182,7 @@ class Preparation:
             logger.warning("%s: %s", key, sign)
         return text
 
-    def _warn_of_long_lines(self, key: str, text: Text) -> None:
+    def _warn_of_long_lines(self, key: str, text: ScoredText) -> None:
         """Warn of lines that each validation cuts: sources, and references when it computes NLL."""
         config, decode = self.config, self.config.decode
         positions = config.data.max_length if config.model.positions == "learned" else math.inf
@@ -307,8 +307,8 @@ class Preparation:
         """Log how many pairs training uses and how many were left out, by reason."""
         read = sum(scan.pairs for scan in self.scans)
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
-        is_weighted = any(part.weight != 1 for part in store.parts)
-        for corpus, part in zip(self.config.data.available_train, store.parts, strict=True):
+        is_weighted = any(part.weight != 1 for part in store.ranges)
+        for corpus, part in zip(self.config.data.available_train, store.ranges, strict=True):
             name = " ".join(filter(None, (describe(corpus), corpus.tag)))
             if part.start == part.stop:
                 logger.warning("data.train: %s: no pair is used", name)
@@ -323,7 +323,7 @@ class Preparation:
             most = max(store.counts, key=lambda reason: store.counts[reason], default="no pairs")
             advice = "change the text, data.max_length or filter"
             raise UserError(f"data.train: no pair is left to train on ({most}); {advice}")
-        if sum((part.stop - part.start) * part.weight for part in store.parts) < 1:
+        if sum((part.stop - part.start) * part.weight for part in store.ranges) < 1:
             raise UserError(
                 "data.train: with these weights, an epoch has less than one pair; raise the weights"
             )
@@ -334,7 +334,7 @@ class Preparation:
 def refuse_worthless_text(preparation: Preparation) -> None:
     """Refuse text with mix-ups, unless the config allows them."""
     data, sets = preparation.config.data, preparation.sets
-    reading = reading_of(preparation.config, check=preparation.stop.check)
+    reading = reading_of(preparation.config, check_stop=preparation.stop.check)
     texts = {
         key: corpus
         for key, corpus in data.corpora.items()

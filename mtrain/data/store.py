@@ -33,7 +33,7 @@ INLINE_CHUNKS = 10  # up to this many chunks, starting workers takes longer than
 
 IDS, OFFSETS, STORE = "ids", "offsets", "store.json"  # the files of a store
 
-DEATH = (
+WORKER_DIED = (
     "a process that tokenizes the corpus was killed, perhaps for lack of memory; "
     "run the same command again, with a lower data.workers if it happens again"
 )
@@ -64,7 +64,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusRange:
     """A corpus: pairs `start` to `stop` - 1 of a store. An epoch sees each pair `weight` times."""
 
     start: int
@@ -78,7 +78,9 @@ class Store:
     def __init__(self, corpora: list[TokenizedCorpus], weights: list[float]) -> None:
         self.corpora = corpora
         self.starts = starts = list(accumulate(map(len, corpora), initial=0))
-        self.parts = [Part(*part) for part in zip(starts, starts[1:], weights, strict=False)]
+        self.ranges = [
+            CorpusRange(*part) for part in zip(starts, starts[1:], weights, strict=False)
+        ]
         self.counts = sum((Counter(corpus.counts) for corpus in corpora), Counter[str]())
 
     def __len__(self) -> int:
@@ -179,7 +181,7 @@ def _encode_all(
         yield from (_encode_chunk(chunk, tokenizer, selection) for chunk in chunks)
     else:
         encode = partial(_encode_in_worker, tokenizer.proto, selection)
-        yield from map_tasks(encode, chunks, workers, DEATH)
+        yield from map_tasks(encode, chunks, workers, WORKER_DIED)
 
 
 _tokenizer_of = cache(Tokenizer)  # in a worker process, loaded once

@@ -15,7 +15,7 @@ import sentencepiece
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
-from mtrain.runtime.errors import UserError, lack_of_threads
+from mtrain.runtime.errors import UserError, thread_limit_error
 from mtrain.runtime.log import warn_of_counts
 
 # A vocabulary is trained on a sample of at most this many sentences, which bounds memory.
@@ -289,7 +289,7 @@ def _train(
     except RuntimeError as error:
         if failure is not None and not isinstance(failure, GeneratorExit):
             raise failure from None
-        raise lack_of_threads(error) or error from None
+        raise thread_limit_error(error) or error from None
     return model.getvalue()
 
 
@@ -297,7 +297,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Load a SentencePiece model from a file, or from a run or checkpoint directory."""
     if not path.is_dir():
         return Tokenizer.load(path)
-    is_sealed = (path / manifest.NAME).exists() or layout.steps(path / layout.CHECKPOINTS)
+    is_sealed = (path / manifest.NAME).exists() or layout.complete_checkpoints(
+        path / layout.CHECKPOINTS
+    )
     if is_sealed or not (path / layout.TOKENIZER).exists():  # not a run without checkpoints
         from mtrain.runs import checkpoint  # loads torch
 

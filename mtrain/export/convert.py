@@ -24,7 +24,7 @@ MAX_LINES, MAX_SHOWN = 1000, 20
 MUCH_LOST = 0.05
 # Each module has `check`, which refuses a shape or quantization; `write`, which writes a model into
 # an existing directory; and `load`, which loads a written model as an `Engine`.
-FORMS = {
+FORMATS = {
     "ctranslate2": ctranslate2_format,
     "hf-marian": marian_format,
     "hf": marian_format,
@@ -42,11 +42,11 @@ def export(
     sample: Path | None,
     show: Show,
 ) -> None:
-    """Write a model in one of `FORMS` to a new directory (`argos`: a new file) if both engines
+    """Write a model in one of `FORMATS` to a new directory (`argos`: a new file) if both engines
     agree on a sample; else raise `UserError` and write nothing. `show` gets the comparison.
     """
-    form, loaded = FORMS[to], loaded.tagged(loaded.config.data.valid_corpora[0].tag)
-    form.check(loaded.model.shape, quantization)
+    format_, loaded = FORMATS[to], loaded.tagged(loaded.config.data.valid_corpora[0].tag)
+    format_.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
     if to == "argos":
         argos_format.check(loaded, directory)
@@ -54,14 +54,14 @@ def export(
 
     def fill(temporary: Path) -> None:
         for kind in dict.fromkeys(("float32", quantization)):  # check the layout before rounding
-            form.write(temporary, loaded, kind)
-            _compare(loaded, form.load(temporary, loaded.tokenizer), kind, lines, show)
+            format_.write(temporary, loaded, kind)
+            _compare(loaded, format_.load(temporary, loaded.tokenizer), kind, lines, show)
 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         if to == "argos":
             place = TemporaryDirectory(prefix=".mtrain-", dir=directory.parent)
-            with place as temporary, opened(directory, is_new=True, is_told=True) as (sink,):
+            with place as temporary, opened(directory, is_new=True, is_logged=True) as (sink,):
                 fill(Path(temporary))
                 argos_format.pack(Path(temporary), loaded, sink)
         else:

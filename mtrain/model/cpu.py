@@ -28,8 +28,8 @@ from mtrain.model.transformer import Attention, Parts, Transformer, fixed_produc
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
-# Smallest number of values of an fp32 matrix for which packing pays, and of multiplications by a
-# smaller one if MKL is slow; see `packed_product`.
+# Smallest number of values of an fp32 matrix that is worth packing; and, if MKL is slow, smallest
+# number of multiplications in a product with a smaller matrix. See `packed_product`.
 WORTH_PACKING, WORTH_ONEDNN = 100_000, 700_000
 # Option numbers of glibc's mallopt, from malloc.h, and the largest mmap threshold that it accepts
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -2, -3, 32 << 20
@@ -115,7 +115,7 @@ class _Attend(torch.autograd.Function):
 
     Splitting and joining heads takes one copy each, which also converts to fp32: MKL multiplies
     small matrices well, while oneDNN would generate code for every new shape. The softmax is
-    spelled out, because torch's takes several times as long on rows as short as sentences.
+    written out, because torch's takes several times as long on rows as short as sentences.
     """
 
     @staticmethod
@@ -166,7 +166,7 @@ attend_rows: Callable[..., Tensor] = _Attend.apply
 def _split_heads(rows: Tensor, B: int, L: int, H: int, parts: int) -> tuple[Tensor, ...]:
     """(R, parts * D) -> parts x (B * H, L, K), at least in fp32."""
     heads = rows[: B * L].view(B, L, parts, H, -1).permute(2, 0, 3, 1, 4)
-    # one copy converts and reorders: `to` would keep the strides, and need a far slower second copy
+    # convert and reorder in one copy: `to` would keep the strides, and need a slower second copy
     split = rows.new_empty(heads.shape, dtype=torch.promote_types(rows.dtype, torch.float32))
     return split.copy_(heads).flatten(1, 2).unbind(0)
 
@@ -188,8 +188,8 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
 
     Without packing, torch rearranges a bf16 matrix for every product, and leaves fp32 to MKL, which
     takes three times as long for 5 hypotheses (a vocabulary of 8,000, one core) and a fifth longer
-    for 270. With a small fp32 matrix MKL is as fast, and takes half the time for few rows. On AMD's
-    processors with AVX512 only the latter holds: MKL takes twice as long for many rows (Zen 5).
+    for 270. With a small fp32 matrix MKL takes half the time for few rows, and is as fast for many,
+    except on AMD's processors with AVX512: there it takes twice as long for many rows (Zen 5).
     """
     weight = weight.detach()
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -221,10 +221,10 @@ def has_slow_mkl() -> bool:
     return bool(found.get("avx512_f")) and "AMD" in found.get("cpu_name", "")
 
 
-def decoded_rows(count: int) -> int:
-    """Return the number of rows to compute when `count` are decoded: up to an eighth more, and one
-    of eight numbers per power of two, because oneDNN needs 0.3 ms to generate code for each number
-    of rows and each matrix.
+def padded_row_count(count: int) -> int:
+    """Return the number of rows to compute when `count` are decoded: at most an eighth more. Only
+    eight numbers per power of two occur, because oneDNN needs 0.3 ms to generate code for each
+    number of rows and each matrix.
     """
     step = 1 << max(0, count.bit_length() - 4)
     return -(-count // step) * step
@@ -241,7 +241,7 @@ def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Te
 class RowTransformer(Transformer):
     """The Transformer whose layers work on rows."""
 
-    parts = Parts(RowAttention, BitDropout, packed_product, decoded_rows)
+    parts = Parts(RowAttention, BitDropout, packed_product, padded_row_count)
 
     @property
     def attention_dtype(self) -> torch.dtype:
@@ -290,20 +290,20 @@ def _as_batch(rows: Tensor, B: int, L: int) -> Tensor:
 
 @cache
 def keep_freed_memory() -> None:
-    """Make glibc keep the memory that a step frees, and take it in huge pages where Linux gives
-    them on request. This saves tens of thousands of page faults, which take microseconds each in a
-    virtual machine. Other C libraries are left as they are.
+    """Make glibc keep the memory that a step frees, and use huge pages where Linux provides them on
+    request. This saves tens of thousands of page faults, which take microseconds each in a virtual
+    machine. Does nothing with other C libraries.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
         _request_huge_pages(libc)
-        libc.mallopt(M_TOP_PAD, HEAP_BYTES)  # else the heaps of threads are unmapped once empty
+        libc.mallopt(M_TOP_PAD, HEAP_BYTES)  # or the heaps of threads would be unmapped once empty
 
 
 def _request_huge_pages(libc: Any) -> None:
-    """Reserve addresses for the heap to grow into, which takes no memory, and request huge pages
+    """Reserve addresses that the heap will grow into, without using memory, and request huge pages
     for them.
     """
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p

@@ -64,7 +64,7 @@ class DecoderState:
                 lineage = src_bias.new_zeros(len(rows), self.time)
             lineage = lineage.view(len(rows), self.time, slots)
             lineage = F.pad(lineage, (0, W - slots), value=float("-inf")).flatten(1)
-        like = buffers.projected.dtype, buffers.padded
+        like = buffers.projected.dtype, buffers.pad_rows
         buffers = StepBuffers(source, src_bias, W, past.shape[5], *like)
         return DecoderState(past, self.time, lineage, buffers)
 
@@ -106,8 +106,8 @@ class DecoderState:
 class StepBuffers:
     """Buffers for the newest tokens, and what changes only with B and W: keys and values of the
     `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens and
-    minus infinity elsewhere, and biases for the cache, made when first needed. `padded` returns R
-    for N, as `Parts.rows` does; what follows the N rows is computed, but not used.
+    minus infinity elsewhere, and biases for the cache, made when first needed. `pad_rows` returns R
+    for N, as `Parts.pad_rows` does; rows after the first N are computed, but not used.
     """
 
     def __init__(
@@ -117,12 +117,12 @@ class StepBuffers:
         W: int,
         slots: int,
         dtype: torch.dtype,
-        padded: Callable[[int], int] = int,
+        pad_rows: Callable[[int], int] = int,
     ) -> None:
         _, _, B, H, _, K = source.shape
-        N, R = B * W, padded(B * W)
+        N, R = B * W, pad_rows(B * W)
         self.B, self.W, self.slots, self.source, self.src_bias = B, W, slots, source, src_bias
-        self.padded, self.padding = padded, R - N
+        self.pad_rows, self.padding = pad_rows, R - N
         self.sources = list(split_layers(source, src_bias.flatten(0, 1)))
         self.projected = source.new_empty(R, 3 * H * K, dtype=dtype)  # query, key and value
         self.queries = self.projected[:, : H * K]
@@ -182,9 +182,9 @@ def keep_sentences(sentences: Tensor, *caches: Tensor) -> list[Tensor]:
 
 
 def _enlarged(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
-    """Return a copy of the cache with more positions or slots. Slots without a hypothesis are 0, as
-    is what a step may read before it is written: memory may hold NaN, which a weight of 0 does not
-    hide.
+    """Return a copy of the cache with more positions or slots. Slots without a hypothesis are 0,
+    and so are positions that a step may read before they are written: memory may hold NaN, which
+    an attention weight of 0 does not hide.
     """
     larger = past.new_empty(*past.shape[:4], positions, slots, past.shape[6])
     larger[..., :time, : past.shape[5], :] = past[..., :time, :, :]
@@ -204,7 +204,7 @@ class Decoder:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.lock = nullcontext()  # several searches at a time may use it
+        self.lock = nullcontext()  # none is needed: several searches may use it at a time
         self.scale = model.shape.d_model**0.5
         self.embedding = model.tgt_embedding.weight
         self.encode = Encoder(model)
@@ -216,7 +216,7 @@ class Decoder:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
         source, bias = self.encode_keys(src)
         past = source.new_empty(*source.shape[:4], 0, 1, source.shape[5])
-        like = self.model.dtype, self.model.parts.rows
+        like = self.model.dtype, self.model.parts.pad_rows
         return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, *like))
 
     def encode_keys(self, src: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,7 +241,7 @@ class Decoder:
         return log_probs_of(logits), state
 
     def logits(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """Do as `step`, but return logits, which rank tokens as their probabilities do."""
+        """Do the same as `step`, but return logits, which rank tokens as probabilities do."""
         position, state = self.position(state.time), state.longer()
         return self.compute(tokens, position, state.buffers, state.by_layer()), state
 
@@ -287,7 +287,7 @@ class Ensemble:
     """The step function of several models of one vocabulary: the mean of their probabilities."""
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """`members` are decoders, of this module or recorded ones."""
+        """`members` are instances of `Decoder` or of `recorded.RecordedDecoder`."""
         self.members = members
         self.lock = members[0].lock
 
@@ -302,7 +302,7 @@ class Ensemble:
         states = EnsembleState(next_state for _, next_state in results)
         return mean_log_probs([log_probs for log_probs, _ in results]), states
 
-    logits = step  # greedy search may take log-probabilities for logits
+    logits = step  # greedy search only ranks tokens, so log-probabilities serve as logits
 
 
 def mean_log_probs(members: Sequence[Tensor]) -> Tensor:

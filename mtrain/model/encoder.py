@@ -1,7 +1,7 @@
-"""The encoder as translation runs it, and what its layers share with those of `model.decoder`.
+"""The encoder for translation, and the base class of its layers and those of `model.decoder`.
 
-For a single line, calling torch takes as long as the arithmetic. So modules become functions, and
-matrices have the layout that is multiplied fastest.
+For a single line, the overhead of calling torch is as large as the arithmetic. Modules are
+therefore replaced by functions, and matrices have the layout that is multiplied fastest.
 
 Shapes: `B` sentences, `S` source length, `P` the same with padding, `R` rows (B x S, then padding),
 `D` d_model, `H` heads, `K` head width.
@@ -27,7 +27,7 @@ VECTOR = 16
 
 
 class Encoder:
-    """Encodes sources. It copies weights: build it when they are final."""
+    """Encodes sources. It copies weights: make it once they are final."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -40,7 +40,7 @@ class Encoder:
         """
         model, (B, S), H = self.model, src.shape, self.model.shape.num_heads
         x = model.embed(src, model.src_embedding, model.src_positions).flatten(0, 1)
-        if padding := model.parts.rows(B * S) - B * S:
+        if padding := model.parts.pad_rows(B * S) - B * S:
             x = F.pad(x, (0, 0, 0, padding))
         P, K = max(S, VECTOR), x.shape[1] // H
         bias = x.new_full((B, H, 1, P), float("-inf"), dtype=model.attention_dtype)
@@ -52,7 +52,7 @@ class Encoder:
 
 
 class InferenceLayer:
-    """What layers of both kinds share: norms before or after each sublayer, products of
+    """Common part of encoder and decoder layers: norms before or after each sublayer, products of
     self-attention, and feed-forward.
     """
 
@@ -82,7 +82,7 @@ class _Layer(InferenceLayer):
 
     def run(self, x: Tensor, heads: Tensor, bias: Tensor, joined: Tensor, S: int) -> Tensor:
         """Apply `EncoderLayer`: (R, D) -> (R, D). `heads` (3, B, H, P, K) is a buffer for queries,
-        keys and values, `joined` (R, D) one for what attention returns; padding in both is 0.
+        keys and values, `joined` (R, D) one for the output of attention; padding in both is 0.
         """
         _, B, H, _, K = heads.shape
         projected = self.project(self.before[0](x))[: B * S].view(B, S, 3, H, K)

@@ -30,7 +30,7 @@ from mtrain.model.encoder import VECTOR
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.device import record_graph
 
-FEW = 16  # sentences; a step for fewer takes the GPU as long
+MIN_SENTENCES = 16  # a step for fewer takes the GPU as long
 MAX_GRAPHS = 512  # in memory; each holds up to a megabyte of the GPU's
 
 
@@ -48,7 +48,7 @@ class Memory(NamedTuple):
     (1, D), keys and values of the `source` (layers, 2, B, H, S, K) with `src_bias` (B, H, 1, S),
     those of target positions, `past` (layers, 2, B, H, T, W, K), with `lineage` (B, W, T, W), both
     biases as in `StepBuffers` and `DecoderState`, and `logits` (B, W, V). The first of the T
-    positions is always the newest: a recorded step cannot write to another place each time.
+    positions is always the newest: a recorded step writes to the same address each time.
     """
 
     tokens: Tensor
@@ -67,8 +67,8 @@ def rounded(length: int, least: int = 1) -> int:
 
 
 class RecordedState:
-    """The cache of `count` sentences, `width` hypotheses each, after `time` positions. It is that
-    of `decoder`, which has one such state at a time.
+    """The cache of `count` sentences, `width` hypotheses each, after `time` positions. A decoder
+    has one such state at a time.
     """
 
     def __init__(self, decoder: "RecordedDecoder", size: Size, count: int) -> None:
@@ -86,7 +86,7 @@ class RecordedState:
             memory.src_bias[: self.count] = memory.src_bias[sentences]
         self.width = len(rows) // self.count
         B, W = self.size.B, max(slots, self.width)
-        if max(FEW, self.count) <= B // 4:
+        if max(MIN_SENTENCES, self.count) <= B // 4:
             B //= 4
         if (self.size.B, slots) != (B, W):
             del memory  # so that `resize` frees it first
@@ -96,7 +96,9 @@ class RecordedState:
         return self
 
     def resize(self, size: Size) -> None:
-        """Go on in the memory of another size, which shares its place with the present one."""
+        """Move the state to the memory of another size, which shares storage with the present
+        memory.
+        """
         old, B, slots, used = self.memory, size.B, self.size.W, self.time + 1
         source, src_bias = old.source[:, :, :B].clone(), old.src_bias[:B].clone()
         past, lineage = old.past[:, :, :B, :, :used].clone(), old.lineage[:B, :, :used].clone()
@@ -107,8 +109,8 @@ class RecordedState:
         self.memory.lineage[:, :slots, 1:used, :slots] = lineage[:, :, 1:]
 
     def fill(self, source: Tensor, src_bias: Tensor) -> None:
-        """Set the source, and forget all positions. Unused ones must be finite, as a weight of 0
-        does not hide NaN.
+        """Set the source and clear all target positions. Unused positions must be finite, because
+        an attention weight of 0 does not hide NaN.
         """
         self.memory.source.copy_(source)
         self.memory.src_bias.copy_(src_bias)
@@ -153,18 +155,18 @@ class RecordedDecoder:
         return state
 
     def step(self, tokens: Tensor, state: RecordedState) -> tuple[Tensor, RecordedState]:
-        """Do as `Decoder.step`. The next step overwrites the result."""
+        """Do the same as `Decoder.step`. The next step overwrites the result."""
         logits, state = self.logits(tokens, state)
         return log_probs_of(logits), state
 
     def logits(self, tokens: Tensor, state: RecordedState) -> tuple[Tensor, RecordedState]:
-        """Do as `Decoder.logits`. The next step overwrites the result."""
+        """Do the same as `Decoder.logits`. The next step overwrites the result."""
         if state.time + 1 == state.size.T:
             state.resize(state.size._replace(T=2 * state.size.T))
         return state.advance(tokens, self.decoder.position(state.time)), state
 
     def memory(self, size: Size) -> Memory:
-        """Return the memory of this size, in the same place each time."""
+        """Return the memory of this size, at the same address each time."""
         (B, W, S, T), shape, model = size, self.shape, self.decoder.model
         L, H, D = shape.num_decoder_layers, shape.num_heads, shape.d_model
         shapes = {
@@ -179,8 +181,8 @@ class RecordedDecoder:
         return Memory(*(self._stored(name, *kind) for name, kind in shapes.items()))
 
     def _stored(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the first values of a tensor of `storage`, which is replaced if it is too small:
-        what was recorded with it is then recorded again.
+        """Return a view of the first values of a tensor of `storage`. A tensor that is too small is
+        replaced, and all steps are recorded again.
         """
         count = math.prod(shape)
         if name not in self.storage or self.storage[name].numel() < count:
@@ -199,7 +201,7 @@ class RecordedDecoder:
         self.replays[size]()
 
     def forget(self) -> None:
-        """Remove what was recorded; its pool ends with the last graph."""
+        """Remove all recorded steps; their memory pool is freed with the last graph."""
         self.replays.clear()
         self.pool = torch.cuda.graph_pool_handle()
 

@@ -58,7 +58,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, p: float) ->
     """softmax(Q K^T / sqrt(K)) V (equation 1): query (B, H, T, K), key and value (B, H, S, K) ->
     (B, H, T, K). `mask` is True where attention is allowed; a two-dimensional mask must be causal.
     """
-    if query.device.type == "cpu":  # torch's fused kernel pays only beyond the length of sentences
+    if query.device.type == "cpu":  # torch's fused kernel is faster only for longer sequences
         return F.dropout(attention_weights(query, key, mask), p) @ value
     causal = mask.dim() == 2
     return F.scaled_dot_product_attention(
@@ -74,7 +74,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2). Unless `recorded` is None, weights are added to it."""
+    """Multi-head attention (section 3.2.2). Weights are appended to `recorded` if it is a list."""
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
@@ -102,7 +102,8 @@ class Attention(nn.Module):
         """Apply projections number `first` to `last` - 1, of query (0), key (1) and value (2):
         (..., D) -> (..., (last - first) * D).
         """
-        if (first, last) == (0, 3):  # a slice's gradient would be another full matrix, with zeros
+        # avoid slicing if possible: the gradient of a slice is another full matrix, with zeros
+        if (first, last) == (0, 3):
             return F.linear(x, self.project_in.weight, self.project_in.bias)
         rows = slice(first * x.shape[-1], last * x.shape[-1])
         return F.linear(x, self.project_in.weight[rows], self.project_in.bias[rows])
@@ -137,9 +138,9 @@ class Parts(NamedTuple):
 
     attention: type[Attention] = Attention
     dropout: type[nn.Dropout] = nn.Dropout
-    # for decoding: products with fixed matrices, and from a number of rows to that with padding
+    # for decoding: products with fixed matrices, and the number of rows to pad a number of rows to
     product: Callable[[Tensor, Tensor | None], Callable[..., Tensor]] = fixed_product
-    rows: Callable[[int], int] = int
+    pad_rows: Callable[[int], int] = int
 
 
 class FeedForward(nn.Module):
@@ -270,7 +271,7 @@ class Transformer(nn.Module):
         if self.shape.tie_embeddings != "none":
             self.output.weight = self.tgt_embedding.weight
 
-    def take_weights(self, weights: dict[str, Tensor]) -> None:
+    def assign_weights(self, weights: dict[str, Tensor]) -> None:
         """Copy weights, by the names of `named_parameters`: a tied matrix has one name."""
         copies = {name: weight.clone() for name, weight in weights.items()}
         self.load_state_dict(copies, strict=False, assign=True)
@@ -309,43 +310,44 @@ class Transformer(nn.Module):
         self,
         src: Tensor,
         tgt_in: Tensor,
-        kept: PerToken | None = None,
+        keep_masks: PerToken | None = None,
         segments: PerToken | None = None,
     ) -> Tensor:
         """Output of the decoder before projection: (B, S), (B, T) -> (B, T, D). Token embeddings
-        are multiplied by `kept`, 0 or 1. Tokens with the same number in `segments` are a sentence,
-        which sees only itself; padding of tgt_in needs a sentence's number too, to attend to a key.
+        are multiplied by `keep_masks`, 0 or 1. In packed rows, `segments` numbers the sentence
+        of each token: attention stays within a sentence. Padding of tgt_in also needs the number of
+        a sentence, because a query without any key would give NaN.
         """
-        src_kept, tgt_kept = kept or (None, None)
+        src_keep, tgt_keep = keep_masks or (None, None)
         if segments is None:
-            memory, src_mask = self.encode(src, src_kept)
-            return self.decode(tgt_in, memory, src_mask, tgt_kept)
+            memory, src_mask = self.encode(src, src_keep)
+            return self.decode(tgt_in, memory, src_mask, tgt_keep)
         s, t = (numbers[:, None, :, None] for numbers in segments)  # (B, 1, S, 1), (B, 1, T, 1)
         src_mask, causal, cross = s == s.mT, (t == t.mT).tril(), t == s.mT
-        x = self.embed(src, self.src_embedding, self.src_positions, src_kept, src_mask.tril())
+        x = self.embed(src, self.src_embedding, self.src_positions, src_keep, src_mask.tril())
         memory = self.run_encoder(x, src_mask)
-        x = self.embed(tgt_in, self.tgt_embedding, self.tgt_positions, tgt_kept, causal)
+        x = self.embed(tgt_in, self.tgt_embedding, self.tgt_positions, tgt_keep, causal)
         return self.run_decoder(x, causal, memory, cross)
 
     def project(self, hidden: Tensor) -> Tensor:
         """(..., D) -> logits (..., V)."""
         return F.linear(hidden, self.output.weight.to(hidden.dtype))
 
-    def encode(self, src: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def encode(self, src: Tensor, keep_mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, S) -> memory (B, S, D) and src_mask (B, 1, 1, S), True at real tokens."""
         src_mask = (src != self.shape.pad_id)[:, None, None, :]
-        x = self.embed(src, self.src_embedding, self.src_positions, kept)
+        x = self.embed(src, self.src_embedding, self.src_positions, keep_mask)
         return self.run_encoder(x, src_mask), src_mask
 
     def decode(
-        self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor, kept: Tensor | None = None
+        self, tgt_in: Tensor, memory: Tensor, src_mask: Tensor, keep_mask: Tensor | None = None
     ) -> Tensor:
-        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). The causal mask hides padding, too, as it
-        follows the real tokens.
+        """(B, T), (B, S, D), (B, 1, 1, S) -> (B, T, D). The causal mask also hides padding, because
+        padding follows the real tokens.
         """
         T = tgt_in.shape[1]
         causal = torch.ones(T, T, dtype=torch.bool, device=tgt_in.device).tril()
-        x = self.embed(tgt_in, self.tgt_embedding, self.tgt_positions, kept)
+        x = self.embed(tgt_in, self.tgt_embedding, self.tgt_positions, keep_mask)
         return self.run_decoder(x, causal, memory, src_mask)
 
     def run_encoder(self, x: Tensor, src_mask: Tensor) -> Tensor:
@@ -387,18 +389,18 @@ class Transformer(nn.Module):
         ids: Tensor,
         embedding: nn.Embedding,
         learned: nn.Embedding | None,
-        kept: Tensor | None = None,
+        keep_mask: Tensor | None = None,
         causal: Tensor | None = None,
     ) -> Tensor:
         """Embeddings times sqrt(D) plus positions, with dropout (sections 3.4, 3.5, 5.4): (B, L) ->
-        (B, L, D). Where `kept` (B, L) is 0, only the position remains. With the mask `causal` (B,
-        1, L, L) of several sentences per row, positions start again at 0 in each sentence.
+        (B, L, D). Where `keep_mask` (B, L) is 0, only the position remains. With the mask `causal`
+        (B, 1, L, L) of several sentences per row, positions restart at 0 in each sentence.
 
         The matrix stays in fp32, so that the gradients of frequent tokens are summed in fp32.
         """
         x = embedding(ids) * self.shape.d_model**0.5
-        if kept is not None:
-            x = x * kept[..., None]
+        if keep_mask is not None:
+            x = x * keep_mask[..., None]
         positions = self.positions(learned, 0, ids.shape[1])
         if causal is not None:
             positions = F.embedding(causal.sum(-1)[:, 0] - 1, positions)  # (B, L, D)
@@ -418,7 +420,7 @@ class Transformer(nn.Module):
             return rows
         if end <= len(self.sinusoids):
             return self.sinusoids[start:end]
-        # the table stays as it is: recorded training steps read its memory
+        # do not enlarge the table: recorded training steps read its memory
         return sinusoids(start, end, self.shape.d_model).to(self.sinusoids.device)
 
 

@@ -20,7 +20,7 @@ from mtrain.runs import checkpoint, layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.reader import Run
 from mtrain.runs.records import Loop, MetricsFile, duration, read_record
-from mtrain.runs.synthetic import resolve
+from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime.errors import UserError, as_user_error, printable
 from mtrain.runtime.log import first_numbers, logger
 from mtrain.runtime.stop import Stop
@@ -113,7 +113,7 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
     """Make the report of a run, with attention maps of the given sentences (or else of some of the
     validation set) and, if `check`, the data check; raises `UserError` if it is no run directory.
     """
-    report = gather(run_dir, texts)
+    report = collect_report(run_dir, texts)
     if check:
         with report.note_failure("data", NOT_CHECKED):
             report.findings = check_text(report)
@@ -129,7 +129,7 @@ def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
     )
 
 
-def gather(run_dir: Path, texts: list[str]) -> Report:
+def collect_report(run_dir: Path, texts: list[str]) -> Report:
     """Collect the content of a run directory."""
     if not os.path.lexists(run_dir):
         raise UserError(f"{run_dir}: no such directory; give a run directory")
@@ -175,7 +175,7 @@ def _machine_of(run: Run) -> str | None:
     None. Raises `UserError`.
     """
     directory = run.path / layout.CHECKPOINTS
-    paths = [] if directory.is_symlink() else layout.steps(directory)
+    paths = [] if directory.is_symlink() else layout.complete_checkpoints(directory)
     owned = (path for path in reversed(paths) if not path.is_symlink())
     states = (read_record(path / layout.TRAINER / layout.STATE, Loop) for path in owned)
     if (state := next(filter(None, states), None)) is None:
@@ -200,7 +200,7 @@ def check_text(report: Report) -> list[Findings]:
         "tokenizer": config.tokenizer.model_copy(update=settings),
         "train": config.train.model_copy(update={"init_from": None}),
     }
-    config = resolve(config, path).model_copy(update=changes)
+    config = with_synthetic_text(config, path).model_copy(update=changes)
     return diagnose(config, Stop(), examples=MAX_EXAMPLES, with_forecast=False, timed=False).corpora
 
 

@@ -26,7 +26,7 @@ from mtrain.config.schema import TrainConfig
 from mtrain.corpus.lines import join_names
 from mtrain.runs import layout, manifest
 from mtrain.runs.history import History
-from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, step_of, steps
+from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, complete_checkpoints, step_of
 from mtrain.runs.records import Loop, read_record
 from mtrain.runtime import files
 from mtrain.runtime.device import out_of_memory_as
@@ -152,13 +152,13 @@ def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     newest scheduled one, which outlives the resume points. Damaged ones are removed when they are
     older than the last scheduled ones.
     """
-    complete = steps(directory)
+    complete = complete_checkpoints(directory)
     scheduled = [path for path in complete if train.is_scheduled(step_of(path) or 0)]
     newest = layout.last_step(scheduled)
     kept = scheduled[-max(train.keep_checkpoints, train.average_last) :]
     oldest = layout.last_step(kept[:1])
     kept_names = {path.name for path in kept} | best
-    for path in layout.named_steps(directory):
+    for path in layout.named_checkpoints(directory):
         step = step_of(path) or 0
         is_recent = (path not in scheduled and step > newest) if path in complete else step > oldest
         if path.name not in kept_names and not is_recent:
@@ -192,7 +192,9 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     manifest.check_new(output)
     # a damaged one counts, too: the average must not silently be that of older ones
     named = [
-        path for path in layout.named_steps(directory) if train.is_scheduled(step_of(path) or 0)
+        path
+        for path in layout.named_checkpoints(directory)
+        if train.is_scheduled(step_of(path) or 0)
     ]
     newest = layout.last_step(named)
     count = last or train.average_last or train.keep_checkpoints
@@ -230,7 +232,7 @@ def directory_of(run_dir: Path) -> Path:
     if directory.is_symlink():
         raise UserError(f"{directory}: is a link, which is not followed; give its target")
     if not directory.is_dir():
-        raise UserError(f"{run_dir}: {_lack_of_checkpoints(run_dir)}")
+        raise UserError(f"{run_dir}: {_why_no_checkpoints(run_dir)}")
     return directory
 
 
@@ -241,7 +243,7 @@ def resolve(path: Path) -> Path:
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
     directory = directory_of(path)
-    history, present = read_record(path / layout.BEST, History), steps(directory)
+    history, present = read_record(path / layout.BEST, History), complete_checkpoints(directory)
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():
@@ -257,7 +259,7 @@ def resolve(path: Path) -> Path:
     return present[-1]
 
 
-def _lack_of_checkpoints(path: Path) -> str:
+def _why_no_checkpoints(path: Path) -> str:
     """Return why a directory without checkpoints is refused, and what to do."""
     if (path / layout.LOCK).exists() or (path / TOKENIZER).exists():
         return NO_CHECKPOINT
@@ -297,7 +299,7 @@ def naming_intact(path: Path) -> Iterator[None]:
     try:
         yield
     except manifest.DamagedError as error:
-        for other in reversed(steps(path.parent)):
+        for other in reversed(complete_checkpoints(path.parent)):
             if other != path and is_intact(other):
                 raise UserError(f"{error}; {other} is intact; use it") from None
         raise

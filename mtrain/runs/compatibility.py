@@ -94,7 +94,7 @@ def refuse_lost_checkpoints(run: RunDirectory, status: Status | None, save_every
     """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
     missing.
     """
-    if layout.named_steps(run.checkpoints):
+    if layout.named_checkpoints(run.checkpoints):
         return
     history, last = run.read(layout.BEST, History), 0
     if history is not None and history.steps:
@@ -184,7 +184,7 @@ def _has(run: RunDirectory, name: str) -> bool:
     """Whether this file exists; raises `RefusedError` if only checkpoints do."""
     if (run.path / name).exists():
         return True
-    if layout.named_steps(run.checkpoints):
+    if layout.named_checkpoints(run.checkpoints):
         copy = reader.copy_of_settings(run.path) if name == layout.CONFIG else None
         advice = f"restore it from {copy}" if copy else "use another run_dir"
         raise RefusedError(f"{run.path}: holds checkpoints but no {name}; {advice}")

@@ -112,7 +112,7 @@ class RunDirectory:
         files.write_text(self.path / layout.VOCABULARY, pieces)
         files.write_bytes(self.tokenizer, model)
 
-    def describe(
+    def write_provenance(
         self, config: Config, fingerprints: dict[str, Any], ranks: int, init_hash: str | None
     ) -> None:
         """Write `config.yaml` and `run.json`: config, hashes, versions, command; `init_hash` is the
@@ -152,9 +152,9 @@ class RunDirectory:
         last = {**end, "time": time.strftime(TIME), "launch": self.launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
 
-    def read(self, name: str, form: type[Content]) -> Content | None:
+    def read(self, name: str, type_: type[Content]) -> Content | None:
         """Read a small JSON file, or return None if it is missing; raises `UserError`."""
-        return read_record(self.path / name, form)
+        return read_record(self.path / name, type_)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Replace one of the small JSON files."""

@@ -40,16 +40,16 @@ def last_step(checkpoints: list[Path]) -> int:
     return (step_of(checkpoints[-1]) or 0) if checkpoints else 0
 
 
-def translations(run_dir: Path, name: str) -> Path:
+def translations_file(run_dir: Path, name: str) -> Path:
     """Return the file of translations of the validation set by the checkpoint `name`, or, for
     `test-SET`, of a test set by the best model.
     """
     return run_dir / VALIDATION / f"{name}.txt"
 
 
-def steps(directory: Path) -> list[Path]:
+def complete_checkpoints(directory: Path) -> list[Path]:
     """List the complete step checkpoints of a `checkpoints/` directory, oldest first."""
-    return [path for path in named_steps(directory) if manifest.is_complete(path)]
+    return [path for path in named_checkpoints(directory) if manifest.is_complete(path)]
 
 
 def require_model(path: Path) -> None:
@@ -78,7 +78,7 @@ def _is_sealed(directory: Path) -> bool:
     return (directory / MODEL).is_file() or manifest.is_complete(directory)
 
 
-def named_steps(directory: Path) -> list[Path]:
+def named_checkpoints(directory: Path) -> list[Path]:
     """List all paths that are named like a step, complete or not, oldest first."""
     try:  # glob would treat an unreadable directory as empty
         paths = [path for path in directory.iterdir() if step_of(path) is not None]

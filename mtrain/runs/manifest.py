@@ -32,7 +32,7 @@ class MissingError(DamagedError):
     """A file that a manifest lists is missing."""
 
 
-class Entry(BaseModel):
+class FileEntry(BaseModel):
     """Size in bytes and SHA-256 of a file."""
 
     size: int
@@ -42,7 +42,7 @@ class Entry(BaseModel):
 class Manifest(BaseModel):
     """`manifest.json`: the files of its directory, and the SHA-256 of this list."""
 
-    files: dict[Annotated[str, Field(pattern=r"^[^/]+\z")], Entry]
+    files: dict[Annotated[str, Field(pattern=r"^[^/]+\z")], FileEntry]
     sha256: str
 
 
@@ -190,7 +190,7 @@ def _with_own_hash(content: dict[str, Any]) -> str:
     return json.dumps({**content, "sha256": sha256}, sort_keys=True, indent=1) + "\n"
 
 
-def _read_manifest(directory: Path) -> dict[str, Entry]:
+def _read_manifest(directory: Path) -> dict[str, FileEntry]:
     """Read a manifest and check its form and its own hash."""
     path = directory / NAME
     try:

@@ -20,7 +20,7 @@ from mtrain.runs import layout, manifest, records
 from mtrain.runs.history import History
 from mtrain.runs.manifest import MissingError
 from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status
-from mtrain.runs.synthetic import resolve
+from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
@@ -67,7 +67,7 @@ class Run:
         if self.config is None:
             return {}
         hashes = self._text_hashes()
-        corpora = resolve(self.config, self.path).data.corpora
+        corpora = with_synthetic_text(self.config, self.path).data.corpora
         return {  # without synthetic text that is not made yet
             key: (corpus, hashes.get(key)) for key, corpus in corpora.items() if not corpus.model
         }
@@ -91,9 +91,9 @@ def read_run(path: Path) -> Run:
     """Read the small files of a run directory."""
     errors: dict[str, UserError] = {}
 
-    def read(name: str, form: type[Content]) -> Content | None:
+    def read(name: str, type_: type[Content]) -> Content | None:
         try:
-            return records.read_record(path / name, form)
+            return records.read_record(path / name, type_)
         except UserError as error:
             errors[name] = error
             return None
@@ -111,7 +111,7 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
     """Yield the lines of a file of `validation/`; raises `UserError` if it is missing, not UTF-8,
     or has more or longer lines than a model writes.
     """
-    path = layout.translations(run_dir, name)
+    path = layout.translations_file(run_dir, name)
     refuse_link(path.parent)
     data = records.read_bytes(path, MAX_TEXT_BYTES)
     if data is None:
@@ -149,7 +149,7 @@ def copy_of_settings(run_dir: Path) -> Path | None:
     """Return the newest intact `config.yaml` of the checkpoints of a run; None if there is none."""
     with suppress(UserError, OSError):
         refuse_link(run_dir / layout.CHECKPOINTS)
-        for path in reversed(layout.steps(run_dir / layout.CHECKPOINTS)):
+        for path in reversed(layout.complete_checkpoints(run_dir / layout.CHECKPOINTS)):
             with suppress(UserError, OSError):
                 refuse_link(path)
                 manifest.verify(path, layout.CONFIG)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mtrain.corpus.readers import Text, read_text, reading_of
+from mtrain.corpus.readers import ScoredText, read_scored_text, reading_of
 from mtrain.runs import layout, verify
 from mtrain.runs.reader import Run, read_run
 from mtrain.runtime.errors import RefusedError, UserError
@@ -44,13 +44,13 @@ def key_of(run: Run, name: str) -> str:
     return keys[name]
 
 
-def read_set(run: Run, key: str) -> Text:
+def read_set(run: Run, key: str) -> ScoredText:
     """Read a validation or test set; raises `UserError` as `check_known` does."""
     assert run.config is not None
     check_known(run, key)
     corpus, sha256 = run.corpora[key]
     assert sha256 is not None
-    return read_text(corpus, reading_of(run.config, keep_blank=True), sha256)
+    return read_scored_text(corpus, reading_of(run.config, keep_blank=True), sha256)
 
 
 def check_known(run: Run, key: str) -> None:

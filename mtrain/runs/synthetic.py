@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from mtrain.config.corpora import Corpus, Entry, Synthesis, SyntheticCorpus
+from mtrain.config.corpora import Corpus, CorpusEntry, Synthesis, SyntheticCorpus
 from mtrain.config.schema import Config
 from mtrain.runs import layout, manifest
 from mtrain.runs.records import SyntheticText, read_record
@@ -49,7 +49,9 @@ def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
             )
 
 
-def resolve(config: Config, run_dir: Path | None = None, skip: Collection[int] = ()) -> Config:
+def with_synthetic_text(
+    config: Config, run_dir: Path | None = None, skip: Collection[int] = ()
+) -> Config:
     """Return the config with complete synthetic texts in place of the entries of `data.train` that
     they were made for, except for entries with the numbers in `skip`.
     """
@@ -58,7 +60,9 @@ def resolve(config: Config, run_dir: Path | None = None, skip: Collection[int] =
     for number, entry in enumerate(train):
         path = directory(run_dir, number)
         if entry.model and number not in skip and manifest.is_complete(path):
-            fields = entry.model_dump(include={*Entry.model_fields} - {*Synthesis.model_fields})
+            fields = entry.model_dump(
+                include={*CorpusEntry.model_fields} - {*Synthesis.model_fields}
+            )
             columns = {"file": str(path / PAIRS), "src": "src", "tgt": "tgt"}
             fields |= columns | {"synthetic_side": entry.synthetic_side}
             train[number] = SyntheticCorpus.model_construct(**fields)

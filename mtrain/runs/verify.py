@@ -147,9 +147,9 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     directory = run.path / layout.CHECKPOINTS
     reader.refuse_link(directory)
     average = directory / layout.AVERAGE
-    paths = [*layout.named_steps(directory), average]
+    paths = [*layout.named_checkpoints(directory), average]
     paths = [path for path in paths if path.exists() and not path.is_symlink()]  # see _links
-    newest_complete = layout.steps(directory)[-1:]
+    newest_complete = layout.complete_checkpoints(directory)[-1:]
     if run.history and run.history.average and not os.path.lexists(average):
         yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
@@ -209,7 +209,7 @@ def _best(run: Run) -> Iterator[Finding]:
     """
     history = run.history
     if history is None:
-        step = layout.last_step(layout.steps(run.path / layout.CHECKPOINTS))
+        step = layout.last_step(layout.complete_checkpoints(run.path / layout.CHECKPOINTS))
         # a step is saved before it is validated
         is_due = run.config is not None and step > run.config.train.valid_every
         if (is_due or run.state == "complete") and not (run.path / layout.BEST).exists():
@@ -321,7 +321,7 @@ def _translations(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     sets = [(entry["checkpoint"], valid_keys) for entry in entries]
     sets += [(f"test-{name}", [f"data.test.{name}"]) for name in run.history.tests]
     for name, keys in sets:
-        what = _name(run, layout.translations(run.path, name))
+        what = _name(run, layout.translations_file(run.path, name))
         counted = [sizes[key] for key in keys if key in sizes]
         size = sum(counted) if counted and len(counted) == len(keys) else None
         yield from _guarded(what, _count(what, run.path, name, size))

@@ -129,10 +129,10 @@ def handling_write_errors(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt`, as `restore_interrupt` does. If `is_kept`, SIGTERM and
-    SIGHUP raise `SystemExit`, so that what was written can be kept, and a second signal ends the
-    process at once.
+def stopped_by_signals(handles_termination: bool = True) -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt`, as `restore_interrupt` does. If `handles_termination`,
+    SIGTERM and SIGHUP raise `SystemExit`, so that the block can keep what it has written, and a
+    second signal ends the process at once.
     """
     restore_interrupt()
     defaults = {
@@ -141,8 +141,8 @@ def stopped_by_signals(is_kept: bool = True) -> Iterator[None]:
         signal.SIGHUP: signal.SIG_DFL,
     }
     before = {number: signal.getsignal(number) for number in defaults}
-    # other handlers stay: signals may be ignored, or a job has its own
-    changed = [n for n, default in defaults.items() if is_kept and before[n] is default]
+    # leave other handlers alone: a signal may be ignored, or a job may handle it
+    changed = [n for n, default in defaults.items() if handles_termination and before[n] is default]
     try:
         for number in changed:
             signal.signal(number, _stop)

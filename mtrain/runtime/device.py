@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mtrain.runtime.errors import RefusedError, UserError, lack_of_threads
+from mtrain.runtime.errors import RefusedError, UserError, thread_limit_error
 
 # Parts of the messages of torch, oneDNN and the operating system when a CPU has too little memory:
 # these errors have no type that tells them from others.
@@ -163,7 +163,7 @@ def out_of_memory_as(message: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and (lack := lack_of_threads(error)):
+        if isinstance(error, RuntimeError) and (lack := thread_limit_error(error)):
             raise lack from None
         has_type = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if not has_type and not any(words in str(error) for words in OUT_OF_MEMORY):

@@ -1,8 +1,8 @@
 """The ranks of a job, started by torchrun, and their communication.
 
-Tensors are summed by NCCL on GPUs and by gloo on CPUs; everything else is bytes through gloo. A
-failure or a stop of one rank reaches all at their next collective call, so that all end alike. If a
-rank is killed, its connections break: the others fail at their next call, or torchrun ends them.
+NCCL sums tensors on GPUs and gloo on CPUs; gloo also sends everything else, as bytes. If a rank
+fails or stops, all ranks raise the same error at their next collective call. If a rank is killed,
+its connections break: the others fail at their next call, or torchrun ends them.
 """
 
 import json
@@ -57,18 +57,18 @@ class Ranks:
         """Whether this is rank 0, which writes and logs."""
         return self.rank == 0
 
-    def from_rank_0(self, find: Callable[[], T], form: Any) -> T:
-        """Call `find` on rank 0 and broadcast its result, of the type `form`; all ranks raise its
-        exception. Bytes are sent unchanged, other values as JSON.
+    def from_rank_0(self, find: Callable[[], T], type_: Any) -> T:
+        """Call `find` on rank 0 and broadcast its result, which has type `type_`; all ranks raise
+        its exception. Bytes are sent unchanged, other values as JSON.
         """
         if self.size == 1:
             return find()
-        message = _message(find, form) if self.is_rank_0 else b""
+        message = _message(find, type_) if self.is_rank_0 else b""
         length = torch.tensor([len(message)])
         self.broadcast(length)
         tensor = _as_tensor(message, int(length))
         self.broadcast(tensor)
-        return cast(T, _decode(self._open(tensor, 0), form))
+        return cast(T, _decode(self._open(tensor, 0), type_))
 
     def on_rank_0(self, work: Callable[[], T]) -> T | None:
         """Call `work` on rank 0 while the others wait; return its result there and None elsewhere.
@@ -76,13 +76,13 @@ class Ranks:
         """
         return self.on_all_ranks(lambda: work() if self.is_rank_0 else None)
 
-    def gather(self, part: Callable[[], T], form: Any) -> list[T]:
-        """Call `part` on each rank and return the results of all, of the type `form`, by rank; all
-        ranks raise any rank's exception.
+    def gather(self, part: Callable[[], T], type_: Any) -> list[T]:
+        """Call `part` on each rank and return the results of all ranks, in order of rank; each has
+        type `type_`. All ranks raise any rank's exception.
         """
         if self.size == 1:
             return [part()]
-        return [_decode(body, form) for body in self._gather(_message(part, form))]
+        return [_decode(body, type_) for body in self._gather(_message(part, type_))]
 
     def on_all_ranks(self, work: Callable[[], T]) -> T:
         """Call `work` on each rank and return its result there; all raise the error of any rank."""
@@ -209,20 +209,20 @@ class Ranks:
         return body
 
 
-def _message(work: Callable[[], T], form: Any) -> bytes:
+def _message(work: Callable[[], T], type_: Any) -> bytes:
     """Return the message that reports the result of `work`, or the error that it raised."""
-    body, head = _attempt(lambda: _encode(work(), form))
+    body, head = _attempt(lambda: _encode(work(), type_))
     return head + (body or b"")
 
 
-def _encode(value: T, form: Any) -> bytes:
+def _encode(value: T, type_: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    return json.dumps(adapter_of(form).dump_python(value), default=os.fspath).encode()
+    return json.dumps(adapter_of(type_).dump_python(value), default=os.fspath).encode()
 
 
-def _decode(data: bytes, form: Any) -> Any:
-    return adapter_of(form).validate_python(data if form is bytes else json.loads(data))
+def _decode(data: bytes, type_: Any) -> Any:
+    return adapter_of(type_).validate_python(data if type_ is bytes else json.loads(data))
 
 
 def _as_tensor(message: bytes, length: int) -> Tensor:

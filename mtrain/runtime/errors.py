@@ -89,7 +89,7 @@ def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
     return UserError(f"{error.filename or 'mtrain'}: {error.strerror or error}")
 
 
-def lack_of_threads(error: RuntimeError) -> UserError | None:
+def thread_limit_error(error: RuntimeError) -> UserError | None:
     """Return the error to show if the system refused to start a thread, else None."""
     if str(error) not in NO_THREAD:
         return None
@@ -99,7 +99,7 @@ def lack_of_threads(error: RuntimeError) -> UserError | None:
     )
 
 
-def missing_library(error: ImportError) -> UserError | None:
+def missing_library_error(error: ImportError) -> UserError | None:
     """Return the error to show if a library cannot be loaded; None for a module of mtrain."""
     if (error.name or "").startswith("mtrain"):
         return None

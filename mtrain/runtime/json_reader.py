@@ -1,4 +1,4 @@
-"""Read JSON files of a known form, a type, which is checked before anything is used."""
+"""Read JSON files and check that their content has the expected type before anything is used."""
 
 from collections.abc import Callable
 from functools import cache
@@ -16,12 +16,14 @@ MAX_JSON_BYTES = 64 << 20
 MAX_VALUES = 500_000  # a value takes far more memory than its text
 
 
-def read_json(data: bytes, form: type[Content]) -> Content:
-    """Parse JSON; raises `ValueError` with the first violation of the form, in one line."""
+def read_json(data: bytes, type_: type[Content]) -> Content:
+    """Parse JSON; raises `ValueError` with the first value that does not fit the type, in one
+    line.
+    """
     if sum(map(data.count, (b",", b"[", b"{"))) > MAX_VALUES:
         raise ValueError(f"more than {MAX_VALUES:,} values")
     try:
-        content: Content = adapter_of(form).validate_json(data, strict=True)
+        content: Content = adapter_of(type_).validate_json(data, strict=True)
         return content
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -29,6 +31,6 @@ def read_json(data: bytes, form: type[Content]) -> Content:
         raise ValueError(f"{key}: {first['msg']}" if key else first["msg"]) from None
 
 
-def read_json_file(path: Path, form: type[Content]) -> Content:
-    """Read a JSON file of a known form; raises `OSError`, and `ValueError` for another form."""
-    return read_json(files.read_whole(path, MAX_JSON_BYTES), form)
+def read_json_file(path: Path, type_: type[Content]) -> Content:
+    """Read a JSON file; raises `OSError`, and `ValueError` if its content has another type."""
+    return read_json(files.read_whole(path, MAX_JSON_BYTES), type_)

@@ -1,7 +1,7 @@
-"""Output files of commands, which are complete when they get their names.
+"""Output files of commands: a file gets its name once it is complete.
 
     out.txt.partial     the content so far, locked by the process that writes it
-    out.txt.partial.1   lines of an attempt that was stopped, after the next one has begun
+    out.txt.partial.1   lines of a stopped attempt, renamed by the next attempt
     out.txt             the old file until the end, then the new one
 
 Streams, devices, pipes, and files in a directory that accepts no new file are written directly.
@@ -73,23 +73,27 @@ def _cut_to_lines(descriptor: int) -> int:
 @contextmanager
 def opened(
     *names: str | Path,
-    as_it_goes: bool = False,
+    is_direct: bool = False,
     keeps_lines: bool = False,
     is_new: bool = False,
-    is_told: bool = False,
+    is_logged: bool = False,
 ) -> Iterator[list[IO[bytes]]]:
-    """Open files for writing bytes; `-` is stdout. At the end of the block all get their names, and
-    the permissions of the files that they replace. If the block fails or is stopped, none does, and
-    their complete lines are kept if `keeps_lines`. Files are written directly if `as_it_goes`, and
-    must not exist if `is_new`. If `is_told`, the log names them also without a terminal. Raises
-    `UserError`.
+    """Open files for writing bytes; `-` is stdout. They are written under temporary names and
+    renamed at the end of the block; a replaced file passes on its permissions. If the block fails
+    or is stopped, no file is renamed, and if `keeps_lines`, the complete lines are kept. If
+    `is_direct`, files are written without temporary names. If `is_new`, they must not exist. If
+    `is_logged`, the log names them even if stderr is not a terminal. Raises `UserError`.
     """
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
-    is_kept = not as_it_goes and not {str(name) for name in names} <= {"-", os.devnull}
-    with handling_write_errors(shown), stopped_by_signals(is_kept), ExitStack() as stack:
+    handles_termination = not is_direct and not {str(name) for name in names} <= {"-", os.devnull}
+    with (
+        handling_write_errors(shown),
+        stopped_by_signals(handles_termination),
+        ExitStack() as stack,
+    ):
         outputs, sinks = list[_Output](), list[IO[bytes]]()
         for name in names:
-            output = None if as_it_goes else _begin(name, keeps_lines=keeps_lines)
+            output = None if is_direct else _begin(name, keeps_lines=keeps_lines)
             if output is None:
                 sinks.append(stack.enter_context(writing(_standard(name))))
                 continue
@@ -99,10 +103,10 @@ def opened(
         yield sinks
         for sink in sinks:
             sink.flush()
-        _publish(outputs, is_new=is_new, is_told=is_told or is_on_terminal())
+        _publish(outputs, is_new=is_new, is_logged=is_logged or is_on_terminal())
 
 
-def _publish(outputs: list[_Output], *, is_new: bool, is_told: bool) -> None:
+def _publish(outputs: list[_Output], *, is_new: bool, is_logged: bool) -> None:
     """Give all files their names, or none if `is_new` and one of the names is taken."""
     for output in outputs:
         os.fsync(output.descriptor)
@@ -115,7 +119,7 @@ def _publish(outputs: list[_Output], *, is_new: bool, is_told: bool) -> None:
         os.replace(output.partial, output.target)
         with suppress(PermissionError):  # the directory may be writable, but not readable
             files.sync(output.target.parent)
-        if is_told:
+        if is_logged:
             logger.info("wrote %s (%s)", output.path, describe_size(output.target))
 
 
@@ -206,11 +210,11 @@ def _refusal(path: Path) -> RefusedError:
     return RefusedError(f"{path}: {text}")
 
 
-def write_output(path: Path, data: bytes, *, is_told: bool = False) -> None:
+def write_output(path: Path, data: bytes, *, is_logged: bool = False) -> None:
     """Replace a file that the user named, or write to the device or pipe of that name, as `opened`
     does; raises `UserError`.
     """
-    with opened(path, is_told=is_told) as (sink,):
+    with opened(path, is_logged=is_logged) as (sink,):
         sink.write(data)
 
 

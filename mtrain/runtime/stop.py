@@ -80,10 +80,10 @@ class Stop:
     def check(self) -> None:
         """Raise `StoppedError` if a stop was requested."""
         if self.request is not None:
-            raise stopped(*self.request)
+            raise stop_error(*self.request)
 
 
-def stopped(reason: str, exit_code: int) -> StoppedError:
+def stop_error(reason: str, exit_code: int) -> StoppedError:
     """Return the error for a stop, which says how to resume."""
     return StoppedError(f"stopped by {reason}; run the same command again to resume", exit_code)
 

@@ -80,15 +80,15 @@ def map_tasks(
     work: Work[Task, Result],
     tasks: Iterable[Task],
     number: int,
-    death: str,
+    died_message: str,
     *,
     forked: bool = False,
     check_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Result]:
     """Yield the result of `work` for each task, in order, from up to `number` processes. A process
     starts when a task waits for one, and tasks are read when they are needed. Closing the generator
-    ends the processes. Raises the `UserError` of a process, or one with the message `death` if a
-    process dies. `check_stop` is called again and again while results are awaited, and may raise.
+    ends the processes. Raises the `UserError` of a process, or one with `died_message` if a process
+    dies. `check_stop` is called regularly while results are awaited, and may raise.
 
     If `forked`, processes start in some milliseconds and share the memory of this one. They must
     not wait for its other threads: with torch, `work` sets the number of threads to 1.
@@ -104,11 +104,11 @@ def map_tasks(
                     if _add(workers, work, forked=forked):
                         idle.append(workers[-1][1])
                     else:
-                        number = len(workers)  # go on with the started ones
+                        number = len(workers)  # continue with the processes that have started
                 if not idle:
                     break
                 pipe = idle.pop()
-                with _reporting(death):
+                with _reporting(died_message):
                     pipe.send(task[1])
                 busy[pipe], task = task[0], next(numbered, None)
             if next_result in results:
@@ -118,7 +118,7 @@ def map_tasks(
             check_stop()
             for ready in wait(list(busy), CHECK_SECONDS):
                 assert isinstance(ready, Connection)
-                with _reporting(death):
+                with _reporting(died_message):
                     results[busy.pop(ready)], error = ready.recv()
                 if error is not None:
                     raise error
@@ -131,12 +131,12 @@ def map_tasks(
 
 
 @contextmanager
-def _reporting(death: str) -> Iterator[None]:
+def _reporting(died_message: str) -> Iterator[None]:
     """Turn a pipe that closes, between two messages or within one, into a `UserError`."""
     try:
         yield
     except (EOFError, OSError):
-        raise UserError(death) from None
+        raise UserError(died_message) from None
 
 
 def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:

@@ -42,13 +42,13 @@ class ExternalMetric:
         if not self.words or shutil.which(self.words[0]) is None:
             raise RefusedError(f"{OPTION} {command}: no such program; install it, or give its path")
 
-    def score(self, rows: Iterable[tuple[str, str, str]], check: Callable[[], None]) -> float:
+    def score(self, rows: Iterable[tuple[str, str, str]], check_stop: Callable[[], None]) -> float:
         """Feed the program `source<TAB>hypothesis<TAB>reference` lines and return the number that
-        it prints; larger is better. `check` is called while it runs, and raises to stop it. Raises
-        `UserError` if the program fails.
+        it prints; larger is better. `check_stop` is called while it runs, and may raise to stop it.
+        Raises `UserError` if the program fails.
         """
         lines = ("\t".join(text.translate(_AS_SPACES) for text in row) + "\n" for row in rows)
-        printed, errors, code = self._run("".join(lines).encode(), check)
+        printed, errors, code = self._run("".join(lines).encode(), check_stop)
         if code:
             last = (errors.strip().splitlines() or ["it printed no error"])[-1]
             raise self._failure(f"ended with exit code {code}: {last[-MAX_SHOWN:]}")
@@ -58,10 +58,10 @@ class ExternalMetric:
                 return value
         raise self._failure(f"printed {printed[:MAX_SHOWN]!r}, not one number")
 
-    def _run(self, text: bytes, check: Callable[[], None]) -> tuple[str, str, int]:
+    def _run(self, text: bytes, check_stop: Callable[[], None]) -> tuple[str, str, int]:
         """Return what the program prints to stdout and stderr, and its exit code."""
-        # files, since a process that the program leaves behind would keep pipes open, and since
-        # `Popen.communicate` forgets the text that a program has not read when its time runs out
+        # files, not pipes: a process that the program leaves behind would keep pipes open, and
+        # after a timeout `Popen.communicate` loses the input that the program has not read
         with (
             tempfile.TemporaryFile() as given,
             tempfile.TemporaryFile() as printed,
@@ -69,11 +69,11 @@ class ExternalMetric:
         ):
             given.write(text)
             given.seek(0)
-            code = self._wait((given, printed, errors), check)
+            code = self._wait((given, printed, errors), check_stop)
             return _end_of(printed), _end_of(errors), code
 
     def _wait(
-        self, streams: tuple[IO[bytes], IO[bytes], IO[bytes]], check: Callable[[], None]
+        self, streams: tuple[IO[bytes], IO[bytes], IO[bytes]], check_stop: Callable[[], None]
     ) -> int:
         """Run the program with these standard streams and return its exit code."""
         stdin, stdout, stderr = streams
@@ -86,7 +86,7 @@ class ExternalMetric:
                 stdout=stdout,
                 stderr=stderr,
                 env=environment,
-                start_new_session=True,  # a signal reaches it through `check`, with its children
+                start_new_session=True,  # signals reach it and its children through `check_stop`
             )
         except OSError as error:
             raise self._failure(f"cannot be started: {error.strerror}") from None
@@ -97,7 +97,7 @@ class ExternalMetric:
                     process.wait(WAIT)
                     break
                 except subprocess.TimeoutExpired:
-                    check()
+                    check_stop()
                     if time.monotonic() > deadline:
                         message = f"took longer than --metric-timeout {self.timeout:g}"
                         raise self._failure(message) from None

@@ -23,7 +23,7 @@ _RESAMPLES = 1000
 # this many characters and more, worker processes count the edits of `CHUNK` lines a task.
 MANY_CHARACTERS, CHUNK = 25_000, 10
 MANY_WORDS = 400  # of a line
-DEATH = "a process that counts edits for TER died, perhaps for lack of memory; start again"
+WORKER_DIED = "a process that counts edits for TER died, perhaps for lack of memory; start again"
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _count_edits(by_characters: bool, lines: list[tuple[str, ...]]) -> list[list
     results: Iterable[list[list[float]]] = map(count, chunks)
     processes = available_threads()
     if processes > 1 and sum(len(line[1]) for line in lines) >= MANY_CHARACTERS:
-        results = map_tasks(count, chunks, processes, DEATH)
+        results = map_tasks(count, chunks, processes, WORKER_DIED)
     statistics = list[list[float]]()
     with progress_bar(len(lines), "line", "counting edits for TER") as bar:
         for result in results:

@@ -48,7 +48,7 @@ class Sums:
             for start, weight in zip(starts, weights, strict=True)
         ]
 
-    def put(self, grads: Grads, losses: Tensor) -> None:
+    def store(self, grads: Grads, losses: Tensor) -> None:
         """Replace the sums by gradients of any floating-point type, and losses."""
         torch._foreach_copy_(self.grads, grads)
         self.losses.copy_(losses)
@@ -58,8 +58,8 @@ class Sums:
 Seeded = tuple[Batch, Callable[[int], int]]
 # Computes a batch with a seed and puts its gradients and losses into the sums.
 Compute = Callable[[Batch, int, Sums], None]
-TakeSums = Callable[[Sums], object]
-Piece = tuple[Batch, int, TakeSums]  # with its seed, and the function that adds up its sums
+SumsCallback = Callable[[Sums], object]
+Piece = tuple[Batch, int, SumsCallback]  # with its seed, and the function that adds up its sums
 
 
 class SumTree:
@@ -73,8 +73,8 @@ class SumTree:
     def __init__(
         self,
         size: int,
-        release: TakeSums,
-        deliver: TakeSums,
+        release: SumsCallback,
+        deliver: SumsCallback,
         keep: Callable[[Sums], Sums] = lambda sums: sums,
     ) -> None:
         self.size, self.release, self.deliver, self.keep = size, release, deliver, keep
@@ -253,14 +253,14 @@ class ThreadedGradients:
     def _work(self, compute: Compute) -> None:
         """Compute pieces until none is left."""
         try:
-            while taken := self._take():
-                (piece, seed, add), sums = taken
+            while item := self._next_piece():
+                (piece, seed, add), sums = item
                 compute(piece, seed, sums)
                 add(sums)
         finally:
             self._end()
 
-    def _take(self) -> tuple[Piece, Sums] | None:
+    def _next_piece(self) -> tuple[Piece, Sums] | None:
         """Return the next piece and free sums for it, waiting for these, or None at the end."""
         with self.lock:
             piece = None if self.has_ended else next(self.pieces, None)

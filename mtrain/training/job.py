@@ -29,7 +29,7 @@ from mtrain.runs import compatibility, layout
 from mtrain.runs.directory import RunDirectory, log_changes
 from mtrain.runs.history import History
 from mtrain.runs.records import Launch, State, Status
-from mtrain.runs.synthetic import resolve
+from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runs.tensorboard import board_of
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import DisconnectedError, Ranks, connected_ranks
@@ -94,7 +94,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
             ranks.on_rank_0(lambda: stack.enter_context(run.hold()))
             ranks.on_rank_0(partial(compatibility.check_settings, run, config, ranks.size))
             synthesize(config, run, stop, ranks)
-        preparation = Preparation(resolve(config), stop)
+        preparation = Preparation(with_synthetic_text(config), stop)
         ranks.on_rank_0(partial(refuse_worthless_text, preparation))
         ranks.on_rank_0(lambda: preparation.prepared)
         logger.info("prepared text is in %s; mtrain train finds it there", cache_directory())
@@ -168,11 +168,11 @@ class Job:
                     trainer.run()
             except (UserError, OSError) as error:
                 if trainer and trainer.progress.step and isinstance(error, StoppedError):
-                    self._conclude(trainer, "saved and stopped")
+                    self._log_end(trainer, "saved and stopped")
                 raise self._end(error, trainer.progress.step if trainer else 0) from None
             if self.ranks.is_rank_0:
                 self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
-            self._conclude(trainer, "complete")
+            self._log_end(trainer, "complete")
 
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
@@ -241,7 +241,7 @@ class Job:
         self._check_settings()
 
     def _check_settings(self) -> None:
-        self.step = layout.last_step(layout.steps(self.run.checkpoints))
+        self.step = layout.last_step(layout.complete_checkpoints(self.run.checkpoints))
         compatibility.check_settings(self.run, self.config, self.ranks.size)
         history = self.run.read(layout.BEST, History)
         if history and history.steps:  # a command that never scored anything may be corrected
@@ -269,11 +269,11 @@ class Job:
         ranks = self.ranks
         synthetic = [number for number, entry in enumerate(self.config.data.train) if entry.model]
         has_begun = (self.run.path / layout.RUN).exists()  # before, synthetic text may be replaced
-        without_synthetic = resolve(self.config, skip=[] if has_begun else synthetic)
+        without_synthetic = with_synthetic_text(self.config, skip=[] if has_begun else synthetic)
         preparation = Preparation(without_synthetic, self.stop)
         ranks.on_rank_0(partial(self._begin_run, preparation))
         if records := synthesize(self.config, self.run, self.stop, ranks):
-            preparation = Preparation(resolve(self.config), self.stop)
+            preparation = Preparation(with_synthetic_text(self.config), self.stop)
 
         def prepare_vocabulary() -> bytes:
             compatibility.check_data(self.run, preparation.fingerprints)
@@ -295,11 +295,11 @@ class Job:
         job = self.stop, self.ranks, self.metric, self.step_batches
         return Trainer(Session(self.config, prepared, self.run, *job))
 
-    def _conclude(self, trainer: Trainer, state: str) -> None:
+    def _log_end(self, trainer: Trainer, state: str) -> None:
         """Log the end of the run on rank 0, unless its files cannot be read."""
         if self.ranks.is_rank_0:
             with suppress(UserError, OSError):
-                trainer.validation.conclude(state, trainer.progress.step)
+                trainer.validation.log_end(state, trainer.progress.step)
 
     def _end(self, error: UserError | OSError, step: int) -> UserError:
         """Record in the status that an error ended the run; return it as an error for the user."""

@@ -193,7 +193,7 @@ class Learner:
 
     def _prepare_graphs(self) -> None:
         assert isinstance(self.gradients, SequentialGradients)
-        work = partial(self._put_padded, self.gradients.latest)
+        work = partial(self._compute_padded, self.gradients.latest)
         packed_tokens = self.config.train.max_tokens if self.machine.packing else None
         max_length = self.config.data.max_length
         self.graphs = CudaGraphs(work, self.device, self.ids, max_length, packed_tokens)
@@ -234,13 +234,13 @@ class Learner:
     ) -> None:
         """Put the gradients and losses of a piece into `sums`, in a thread of a CPU."""
         generator.manual_seed(seed)
-        sums.put(*self._differentiate(model, batch, generator))
+        sums.store(*self._differentiate(model, batch, generator))
 
     def _compute_micro_batch(self, batch: Batch, seed: int, sums: Sums) -> None:
         """Put the gradients and losses of a micro-batch into `sums`, on a GPU."""
         seed_device(self.device, seed)
         if self.graphs is None:
-            sums.put(*self._differentiate(self.model, batch.to(self.device)))
+            sums.store(*self._differentiate(self.model, batch.to(self.device)))
         else:
             self.graphs(batch)  # puts them into the same sums
 
@@ -254,12 +254,12 @@ class Learner:
         views = self._views(hidden, batch.src, batch.tgt_in, generator)
         return self._gradients([view[batch.positions] for view in views], batch.targets)
 
-    def _put_padded(self, sums: Sums, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
+    def _compute_padded(self, sums: Sums, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
         """Put the gradients and losses of (B, S), (B, T) and (B, T) ids into `sums`, for CUDA
         graphs: padding is masked and not left out, so that no shape depends on values.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
-        sums.put(*self._gradients(views, targets, targets != self.ids.pad))
+        sums.store(*self._gradients(views, targets, targets != self.ids.pad))
 
     def _views(
         self,
@@ -273,7 +273,7 @@ class Learner:
         """
         if self.config.train.consistency is None:
             return (compute(src, tgt_in, None, self._segments(src, tgt_in)).flatten(0, 1),)
-        masks = self._embedding_mask(src, generator), self._embedding_mask(tgt_in, generator)
+        masks = self._keep_mask(src, generator), self._keep_mask(tgt_in, generator)
         src, tgt_in = src.repeat(2, 1), tgt_in.repeat(2, 1)
         states = compute(src, tgt_in, masks, self._segments(src, tgt_in))
         return states.flatten(0, 1).chunk(2)
@@ -287,7 +287,7 @@ class Learner:
         ends = src == self.ids.eos
         return ends.cumsum(1) - ends.long(), (tgt_in == self.ids.bos).cumsum(1) - 1
 
-    def _embedding_mask(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
+    def _keep_mask(self, ids: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the mask (2B, L) of token embeddings: 1 in view 1, at random 0 in view 2."""
         random = torch.rand(ids.shape, device=ids.device, generator=generator)
         view2 = random >= self.config.train.cutoff

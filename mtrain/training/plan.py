@@ -38,7 +38,7 @@ MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 MIN_PAIRS, MIN_LINES = 5_000, 200  # pairs of training text; lines of a scored set
 MAX_EPOCHS, MAX_RATE, MAX_DAYS = 100, 0.01, 14
 MAX_CHANGED = 0.1  # fraction of references that a normalization changes
-DEATH = "the measuring process was killed, perhaps for lack of memory"
+WORKER_DIED = "the measuring process was killed, perhaps for lack of memory"
 
 
 @dataclass
@@ -88,7 +88,9 @@ class Forecast:
             sizes = self.numbers["vocab_size"], self.numbers["parameters"]
             measure = partial(_measure_step, config, blocks, *sizes)
             try:  # in another process, which may be killed for lack of memory
-                [(seconds, memory)] = map_tasks(measure, [lengths], 1, DEATH, check_stop=check_stop)
+                [(seconds, memory)] = map_tasks(
+                    measure, [lengths], 1, WORKER_DIED, check_stop=check_stop
+                )
             except StoppedError:
                 raise
             except UserError as error:
@@ -162,7 +164,7 @@ def _is_changed(text: str) -> bool:
     )
 
 
-def describe_run(
+def make_forecast(
     config: Config,
     ranks: Ranks,
     blocks: Blocks,
@@ -296,7 +298,7 @@ def disk_warning(new_bytes: int, directory: Path) -> str | None:
     )
 
 
-def forecast(
+def forecast_from_sample(
     config: Config,
     vocab_size: int,
     vocabulary_bytes: int,
@@ -319,7 +321,7 @@ def forecast(
     ]
     micro_batches = len(batches) * pairs / len(lengths)
     tokens = float(lengths[:, 1].sum()) / len(batches)
-    result = describe_run(
+    result = make_forecast(
         config, Ranks(), blocks, vocab_size, vocabulary_bytes, micro_batches, tokens
     )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))

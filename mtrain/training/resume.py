@@ -207,7 +207,7 @@ class Checkpoints:
         Refuse a checkpoint that this machine cannot continue.
         """
         damaged: list[Path] = []
-        for path in reversed(layout.named_steps(self.run.checkpoints)):
+        for path in reversed(layout.named_checkpoints(self.run.checkpoints)):
             try:
                 trainer, snapshot = checkpoint.load_trainer(path), checkpoint.load(path)
             except DamagedError as error:

@@ -156,13 +156,13 @@ def without_missing_text(config: Config, stop: Stop, *, timed: bool) -> Config:
             continue
         missing.add(number)
         try:
-            text = Synthesizer(config, number, stop, Ranks()).missing(timed)
+            text = Synthesizer(config, number, stop, Ranks()).describe_missing(timed)
         except MissingModelError as error:  # the model may not be trained yet
             text = str(error)
         logger.warning(
             "data.train.%d: left out, as its synthetic text does not exist yet: %s", number, text
         )
-    resolved = synthetic.resolve(config, skip=missing)
+    resolved = synthetic.with_synthetic_text(config, skip=missing)
     if not resolved.data.available_train:
         raise UserError("data.train: no text exists yet; make it with `mtrain data build`")
     return resolved
@@ -378,7 +378,7 @@ class Synthesizer:
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
         return record
 
-    def missing(self, timed: bool) -> str:
+    def describe_missing(self, timed: bool) -> str:
         """Describe the text to translate and its size; if `timed`, also the time that it takes."""
         remaining, sample, size = 0, list[Pair](), 0
         for number, pairs in enumerate(self._shards(Counter())):

@@ -29,11 +29,11 @@ from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.runtime.stop import stopped
+from mtrain.runtime.stop import stop_error
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
 from mtrain.training.plan import (
-    describe_run,
+    make_forecast,
     normalization_warnings,
     text_warnings,
     tokenizer_warnings,
@@ -87,7 +87,7 @@ class Trainer:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
         self.progress = self.checkpoints.restore(self.batches.pools)
         self.validation.resume(self.progress.step)
-        self.ranks.on_rank_0(self._describe)
+        self.ranks.on_rank_0(self._write_provenance)
         with closing(self.batches):
             self.ranks.on_rank_0(self._announce)
             self._validate_if_due()
@@ -96,12 +96,12 @@ class Trainer:
         self.checkpoints.prune(self.validation.best_names)
         self.validation.finish(self.progress.step)
 
-    def _describe(self) -> None:
+    def _write_provenance(self) -> None:
         """Write the run's settings, hashes, vocabulary and status."""
         tokenizer, run = self.prepared.tokenizer, self.run_dir
         files.make_directory(run.checkpoints)
         fingerprints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
-        run.describe(self.config, fingerprints, self.ranks.size, init_hash)
+        run.write_provenance(self.config, fingerprints, self.ranks.size, init_hash)
         if not run.tokenizer.exists():  # its hash is written first, to refuse a changed one
             run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         run.set_status("running", self.progress.step)
@@ -126,7 +126,7 @@ class Trainer:
             logger.info(text, f"{step:,}", key)
             return {}
         planned = self.batches.plan(self.progress.epoch, self.progress.pool)  # all pools are alike
-        forecast = describe_run(
+        forecast = make_forecast(
             self.config,
             self.ranks,
             self.blocks,
@@ -216,10 +216,10 @@ class Trainer:
         indices = self.blocks.of(self.ranks.rank)
         seeds = [partial(piece_seed, self.config.seed, step, index) for index in indices]
         batches = map(self.batches.read, planned[indices.start : indices.stop])
-        with out_of_memory_as(self._lack_of_memory(planned)):
+        with out_of_memory_as(self._out_of_memory_message(planned)):
             self.learner.sum_gradients(zip(batches, seeds, strict=True), len(indices))
 
-    def _lack_of_memory(self, planned: list[MicroBatch]) -> str:
+    def _out_of_memory_message(self, planned: list[MicroBatch]) -> str:
         rows, tokens = max(len(batch.indices) for batch in planned), self.config.train.max_tokens
         return (
             f"step {self.progress.step + 1}: out of memory on micro-batches of up to {rows} pairs, "
@@ -252,7 +252,7 @@ class Trainer:
         if is_saved:
             self._save()
         if self.request:
-            raise self.ranks.mark_shared(stopped(*self.request))
+            raise self.ranks.mark_shared(stop_error(*self.request))
         self._validate_if_due()
 
     def _check_finite(self) -> None:
@@ -266,7 +266,11 @@ class Trainer:
 
     def _not_finite(self, text: str) -> UserError:
         text = f"step {self.progress.step} (up to {self.progress}): {text}"
-        text += "; the last checkpoint is intact" if layout.steps(self.run_dir.checkpoints) else ""
+        text += (
+            "; the last checkpoint is intact"
+            if layout.complete_checkpoints(self.run_dir.checkpoints)
+            else ""
+        )
         return self.ranks.mark_shared(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:

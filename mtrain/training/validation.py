@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load, save
 
 from mtrain.corpus.lines import medium_line_indices
-from mtrain.corpus.readers import Text
+from mtrain.corpus.readers import ScoredText
 from mtrain.model.building import build
 from mtrain.model.transformer import set_compute_dtype
 from mtrain.runs import checkpoint, compatibility, layout, reader
@@ -50,9 +50,9 @@ class Validation:
 
     def resume(self, step: int) -> None:
         """Restore the history as it was at a step; records of later steps are removed."""
-        self.history = self.ranks.from_rank_0(partial(self._cut, step), History)
+        self.history = self.ranks.from_rank_0(partial(self._restore, step), History)
 
-    def _cut(self, step: int) -> History:
+    def _restore(self, step: int) -> History:
         self.load_history(step)
         if self.history.entries or (self.run.path / layout.BEST).exists():
             # the checkpoint that is best now may have been pruned when another was the best
@@ -127,13 +127,13 @@ class Validation:
         if dtype != model.dtype or self.learner.average is not None:
             with torch.device("meta"):
                 model = build(model.shape, device)
-            model.take_weights(self.learner.weights)
+            model.assign_weights(self.learner.weights)
             set_compute_dtype(model.to(device), dtype)
         tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
         return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
 
     def evaluate(
-        self, model: LoadedModel, parts: list[Text], name: str, step: int, prefix: str
+        self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
     ) -> Entry:
         """Translate a set and return its BLEU, chrF and NLL per token; for a list of sets, also
         those of each part, and the mean as the set's. Rank 0 writes the translations under `name`
@@ -148,14 +148,14 @@ class Validation:
                 part_values |= _record(scores, f"{prefix}{number}/")
         if self.ranks.is_rank_0:
             self.run.check_held()
-            path = layout.translations(self.run.path, name)
+            path = layout.translations_file(self.run.path, name)
             files.make_directory(path.parent)
             files.write_text(path, "".join(line + "\n" for lines, _ in results for line in lines))
             values = _record(entry, prefix) | part_values
             self.run.metrics.append({"step": step, "time": time.time(), **values})
         return entry
 
-    def _score(self, model: LoadedModel, text: Text, name: str) -> tuple[list[str], Entry]:
+    def _score(self, model: LoadedModel, text: ScoredText, name: str) -> tuple[list[str], Entry]:
         """Translate a set with its tag; return the translations and their scores."""
         model = model.tagged(text.corpus.tag)
         with progress_bar(len(text), "line", f"translating {name}") as bar:
@@ -191,7 +191,7 @@ class Validation:
             for name, text in self.prepared.tests.items():
                 self._test(name, text, best["checkpoint"], step, load_best)
 
-    def conclude(self, state: str, step: int) -> None:
+    def log_end(self, state: str, step: int) -> None:
         """Log the end of a complete or stopped run: time, directory and best scores; if complete,
         also test scores, notes on them, and the next commands.
         """
@@ -299,7 +299,7 @@ class Validation:
         return self.history
 
     def _test(
-        self, name: str, text: Text, best: str, step: int, load: Callable[[], LoadedModel]
+        self, name: str, text: ScoredText, best: str, step: int, load: Callable[[], LoadedModel]
     ) -> None:
         """Score a test set, unless the history has its scores for this model, text and search."""
         tokenize = self.config.data.tokenizer_of(text.corpus)

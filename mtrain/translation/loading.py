@@ -251,7 +251,7 @@ def unpack(
         model = build(shape, target)
     check_weights(dict(model.named_parameters()), snapshot.weights, directory)
     with out_of_memory_as(f"{directory}: out of memory; free some"):
-        model.take_weights(snapshot.weights)
+        model.assign_weights(snapshot.weights)
         set_compute_dtype(model, compute_dtype(precision, target, training=False))
         model.to(target)
     settings = override_decode(config.decode, **decode)

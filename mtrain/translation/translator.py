@@ -44,7 +44,7 @@ MIN_TOKENS_PER_THREAD = 512
 BATCHES_PER_EXCHANGE = 8
 # Lines in the first window; `Translator.in_windows` doubles the size of each next window.
 FIRST_WINDOW = 1000
-PROCESS_DIED = (
+WORKER_DIED = (
     "a translation process died, perhaps for lack of memory; set OMP_NUM_THREADS to use fewer "
     "processes, or lower decode.batch_tokens (--batch-tokens)"
 )
@@ -78,11 +78,11 @@ Translated = list[list[Translation]]
 
 
 def check_options(
-    decode: DecodeConfig, given: Mapping[str, Any], spell: Callable[[str], str]
+    decode: DecodeConfig, given: Mapping[str, Any], display_name: Callable[[str], str]
 ) -> None:
     """Raise `RefusedError` for numbers of a wrong type or range, and for options that exclude each
     other. `decode` holds the settings to use, `given` the options, which are None if they are not
-    given; `spell` returns the name of an option for the user.
+    given; `display_name` returns the name of an option for the user.
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, lowest, highest in (
@@ -93,21 +93,25 @@ def check_options(
         value = options.get(name, lowest)
         expected = "0 or larger" if name == "seed" else f"from {lowest} to {highest}"
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise RefusedError(f"{spell(name)} {value!r}: must be an integer, {expected}")
+            raise RefusedError(f"{display_name(name)} {value!r}: must be an integer, {expected}")
         if not lowest <= value <= highest:
-            raise RefusedError(f"{spell(name)} {value}: must be {expected}")
+            raise RefusedError(f"{display_name(name)} {value}: must be {expected}")
     for name in options:
         if "mbr" in options and name in ("n_best", "beam_size"):
-            advice = f"cannot be combined with {spell('mbr')}, which chooses one of N hypotheses"
-            raise RefusedError(f"{spell(name)}: {advice}")
+            advice = (
+                f"cannot be combined with {display_name('mbr')}, which chooses one of N hypotheses"
+            )
+            raise RefusedError(f"{display_name(name)}: {advice}")
         if decode.sample and name in SEARCH_ONLY:
-            source = spell("sample") if "sample" in options else "decode.sample of this run"
-            raise RefusedError(f"{spell(name)}: cannot be combined with {source}; leave it out")
+            source = display_name("sample") if "sample" in options else "decode.sample of this run"
+            raise RefusedError(
+                f"{display_name(name)}: cannot be combined with {source}; leave it out"
+            )
         if not decode.sample and name in SAMPLING_ONLY:
-            raise RefusedError(f"{spell(name)}: needs {spell('sample')}; add it")
+            raise RefusedError(f"{display_name(name)}: needs {display_name('sample')}; add it")
     if "beam_size" in options and (n_best := options.get("n_best", 1)) > decode.beam_size:
-        larger = f"use {spell('beam_size')} {n_best} or more"
-        raise RefusedError(f"{spell('n_best')} {n_best}: more than the beam holds; {larger}")
+        larger = f"use {display_name('beam_size')} {n_best} or more"
+        raise RefusedError(f"{display_name('n_best')} {n_best}: more than the beam holds; {larger}")
 
 
 class Translator:
@@ -332,7 +336,7 @@ def _in_processes(
         torch.set_num_threads(1)
         return translate(batches[index])
 
-    return map_tasks(work, range(len(batches)), count, PROCESS_DIED, forked=True)
+    return map_tasks(work, range(len(batches)), count, WORKER_DIED, forked=True)
 
 
 def _min_risk(hypotheses: list[Translation]) -> Translation:

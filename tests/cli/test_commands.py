@@ -38,12 +38,12 @@ from mtrain.config.keys import make_schema
 from mtrain.config.loading import load_config
 from mtrain.config.schema import dump_config
 from mtrain.data.cache import cache_directory
-from mtrain.export.convert import FORMS
+from mtrain.export.convert import FORMATS
 from mtrain.report.heatmap import KINDS
 from mtrain.runs import checkpoint, layout
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.console import RED, paint
-from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD, missing_library
+from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD, missing_library_error
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
@@ -639,7 +639,10 @@ def test_a_library_that_cannot_be_loaded_ends_without_a_traceback(
     assert "install mtrain again, or raise the limit on memory (ulimit -v)" in result.err
     assert "Traceback" not in result.err
     # a wrong import of mtrain's own needs its traceback
-    assert missing_library(ImportError("cannot import name 'x'", name="mtrain.data.store")) is None
+    assert (
+        missing_library_error(ImportError("cannot import name 'x'", name="mtrain.data.store"))
+        is None
+    )
 
 
 def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: Path) -> None:
@@ -943,7 +946,7 @@ def test_an_average_is_by_default_that_of_the_run_or_of_the_fewer_that_there_are
     config = load_config(run_dir / "config.yaml")
     present = [
         path.name
-        for path in layout.steps(run_dir / "checkpoints")
+        for path in layout.complete_checkpoints(run_dir / "checkpoints")
         if config.train.is_scheduled(layout.step_of(path) or 0)
     ]
     for wanted in (0, 1, 2, 99):
@@ -988,7 +991,7 @@ def test_init_and_export_print_json(
     found = json.loads(result.out)
     assert (result.code, found["directory"], found["to"]) == (0, "served", "ctranslate2")
     assert len(found["comparison"]) >= 2
-    assert FORMS["hf"] is FORMS["hf-marian"]
+    assert FORMATS["hf"] is FORMATS["hf-marian"]
 
 
 def test_choices_are_those_of_the_parts() -> None:

@@ -34,7 +34,7 @@ from mtrain.config.schema import FilterConfig
 from mtrain.corpus import lines as text
 from mtrain.corpus import parquet as parquet_reader
 from mtrain.corpus.lines import MAX_LINE_LENGTH, TOO_LONG, Reading, RowError, bounded_lines
-from mtrain.corpus.readers import read_pairs, read_text, skim
+from mtrain.corpus.readers import read_pairs, read_scored_text, skim
 from mtrain.data import duplicates, filters
 from mtrain.data.duplicates import write_repeats
 from mtrain.data.tokenizer import Tokenizer, convert_stream, train_tokenizer
@@ -311,10 +311,10 @@ def test_a_set_too_large_for_memory_is_refused(
     monkeypatch.setattr(
         text, "MAX_SET_BYTES", 100 * (len("fivefünf".encode()) + text.LINE_OVERHEAD)
     )
-    assert len(read_text(corpus, Reading(keep_blank=True), "")) == 100
+    assert len(read_scored_text(corpus, Reading(keep_blank=True), "")) == 100
     monkeypatch.setattr(text, "MAX_SET_BYTES", text.MAX_SET_BYTES - 1)
     with pytest.raises(UserError, match="of text in a set that is scored"):
-        read_text(corpus, Reading(keep_blank=True), "")
+        read_scored_text(corpus, Reading(keep_blank=True), "")
     source = write(tmp_path / "source", b"one\n" * 200)
     with pytest.raises(UserError, match=r"source: more than .* in a set that is scored"):
         read_source(source, [])

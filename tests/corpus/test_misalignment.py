@@ -7,7 +7,7 @@ import pytest
 
 from mtrain.config.corpora import GeneratedCorpus
 from mtrain.corpus.misalignment import misalignment_warnings
-from mtrain.corpus.readers import Text
+from mtrain.corpus.readers import ScoredText
 
 APART = "lengths of the sides do not correlate"
 ENTRY = GeneratedCorpus(generated="phrasebook", split="valid", pairs=1)
@@ -25,7 +25,7 @@ def corpus(pairs: int, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 def signs(sources: list[str], references: list[str]) -> list[str]:
-    return list(misalignment_warnings(Text(ENTRY, sources, references, "")))
+    return list(misalignment_warnings(ScoredText(ENTRY, sources, references, "")))
 
 
 @pytest.mark.parametrize("pairs", [1, 99, 100, 501, 30_000])

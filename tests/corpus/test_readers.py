@@ -29,7 +29,7 @@ from mtrain.corpus.lines import (
     reading_from,
     refuse_other_start,
 )
-from mtrain.corpus.readers import Pair, read_pairs, read_text, scan
+from mtrain.corpus.readers import Pair, read_pairs, read_scored_text, scan
 from mtrain.corpus.tables import OTHER_COLUMNS, QUOTED
 from mtrain.runtime.errors import EXIT_FAILED, UserError
 
@@ -332,8 +332,8 @@ def test_swap_exchanges_the_sides(tmp_path: Path, kind: str) -> None:
     swapped = corpus.model_copy(update={"swap": True})
     pairs, counts = read(corpus)
     assert read(swapped) == ([pair[::-1] for pair in pairs], counts)
-    text = read_text(swapped, Reading(keep_blank=True), "")
-    assert text.references == read_text(corpus, Reading(keep_blank=True), "").sources
+    text = read_scored_text(swapped, Reading(keep_blank=True), "")
+    assert text.references == read_scored_text(corpus, Reading(keep_blank=True), "").sources
     tagged = corpus.model_copy(update={"tag": "<x>"})
     assert read(tagged) == (pairs, counts)
     scans = [scan(each, Reading()) for each in (corpus, swapped, tagged)]

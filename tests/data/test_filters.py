@@ -172,7 +172,7 @@ def test_a_config_filters_training_text_alone(
     with caplog.at_level(logging.INFO):
         found = prepared(config)
     assert len(found.store) == len(good)
-    assert [part.stop - part.start for part in found.store.parts] == [20, len(good) - 20]
+    assert [part.stop - part.start for part in found.store.ranges] == [20, len(good) - 20]
     assert found.store.counts == {
         "pairs dropped: the same text on both sides": 1,
         "pairs dropped: seen before": 5 + 10 + 1,
@@ -201,7 +201,7 @@ def test_a_corpus_alone_is_tokenized_again(tiny_config: TinyConfig, tmp_path: Pa
     (tmp_path / "run" / "tokenizer.model").write_bytes(alone.tokenizer.proto)
     before = set(cache_directory().iterdir())
     both = prepared(load_config(tiny_config(**{"data.train": corpora})))
-    assert [len(both.store), *(part.stop for part in both.store.parts)] == [61, 30, 61]
+    assert [len(both.store), *(part.stop for part in both.store.ranges)] == [61, 30, 61]
     stores = [path for path in set(cache_directory().iterdir()) - before if path.is_dir()]
     assert len(stores) == 1
     assert both.store.pair(0)[0].tolist() == alone.store.pair(0)[0].tolist()

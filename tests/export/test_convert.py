@@ -115,7 +115,7 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
     assert ("does not read <2bb>: put its id before" in caplog.text) == (to == "hf-marian")
 
 
-@pytest.mark.parametrize("form", convert.FORMS.values())
+@pytest.mark.parametrize("form", convert.FORMATS.values())
 def test_split_digits_are_kept(config: Config, tmp_path: Path, form: Any) -> None:
     texts = [f"{source} {number}" for number, source in enumerate(SOURCES, 1900)]
     split = Tokenizer(train_tokenizer(lambda: texts, vocab_size=320, split_digits=True))

@@ -59,7 +59,7 @@ def disk(bench: Bench) -> Iterator[SmallDisk]:
 
 def load_all(rig: Rig) -> None:
     """Fail where a checkpoint that counts as complete is not."""
-    for path in layout.steps(rig.run / "checkpoints"):
+    for path in layout.complete_checkpoints(rig.run / "checkpoints"):
         checkpoint.load(path)
 
 

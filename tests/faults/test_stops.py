@@ -172,7 +172,9 @@ def test_killed_at_every_point_of_a_save(bench: Bench) -> None:
         code = bench.train(rig, prelude=prelude).code
         if code not in (-signal.SIGKILL, -signal.SIGXFSZ):
             return f"exit code {code}"
-        newest = layout.steps(rig.run / "checkpoints")[-1]  # of two saves, the one that is whole
+        newest = layout.complete_checkpoints(rig.run / "checkpoints")[
+            -1
+        ]  # of two saves, the one that is whole
         checkpoint.load(newest)
         checkpoint.load_trainer(newest)
         if layout.step_of(newest) not in (50, 60):
@@ -238,7 +240,9 @@ def test_stopped_in_every_phase(bench: Bench) -> None:
         if trouble := done.fails(CODES[how]):
             return trouble
         found = status(rig.run)
-        saved = [layout.step_of(path) for path in layout.steps(rig.run / "checkpoints")]
+        saved = [
+            layout.step_of(path) for path in layout.complete_checkpoints(rig.run / "checkpoints")
+        ]
         if times == 1 and (found["state"], found["step"]) != ("stopped", [0, *saved][-1]):
             return f"{found}, saved {saved}"
         return bench.finishes(rig)

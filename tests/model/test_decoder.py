@@ -192,7 +192,7 @@ def test_a_search_by_an_ensemble_finds_what_full_forward_passes_find(
     decoder_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sentences of many lengths leave the batch, whose memory shrinks, one after the other."""
-    monkeypatch.setattr(recorded, "FEW", 1)
+    monkeypatch.setattr(recorded, "MIN_SENTENCES", 1)
     models = [random_model(n, norm=norm, d_model=8 * n) for n, norm in ((2, "post"), (3, "pre"))]
     decoder = Ensemble([decoder_class(model) for model in models])
     src = random_ids(12, 20)

@@ -57,7 +57,7 @@ def page(trained_run: Path) -> str:
 @pytest.fixture(scope="module")
 def whole(trained_run: Path) -> report.Report:
     """The content of the whole run."""
-    return report.gather(trained_run, [])
+    return report.collect_report(trained_run, [])
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_a_language_decides_the_direction_of_its_lines(copy: Path) -> None:
 
 
 def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
-    found = report.gather(both_run, [])
+    found = report.collect_report(both_run, [])
     for sample in found.samples:
         src, tgt = ("aa", "ba") if sample.key_suffix == ".0" else ("ba", "aa")
         assert [language for _, language, _ in sample.texts] == [src] + [tgt] * 4
@@ -328,7 +328,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
 def test_what_is_damaged_is_told_and_the_rest_shown(copy: Path) -> None:
     weights = checkpoint.resolve(copy) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    (found,) = report.gather(copy, []).section_notes["attention"]
+    (found,) = report.collect_report(copy, []).section_notes["attention"]
     assert "model.safetensors: " in found
     for name in ("best.json", "run.json", "status.json"):
         (copy / name).write_text("[1")
@@ -424,7 +424,7 @@ FILES = [
 def test_links_in_a_run_are_not_followed(copy: Path, names: list[str]) -> None:
     for name in names:
         link(copy / name)
-    found = report.gather(copy, ["bavo"])
+    found = report.collect_report(copy, ["bavo"])
     (note,) = [
         each for each in found.section_notes["run"] if each.startswith("Links are not followed")
     ]
@@ -443,10 +443,10 @@ def test_what_is_no_file_of_a_run_is_told(copy: Path, harm: Callable[[Path], Non
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     harm(copy / "tokenizer.model")
     with pytest.raises(UserError, match=r"tokenizer\.model"):
-        report.check_text(report.gather(copy, []))
+        report.check_text(report.collect_report(copy, []))
     for name in FILES[:-1]:
         harm(copy / name)
-    found = report.gather(copy, [])
+    found = report.collect_report(copy, [])
     check_that_nothing_is_loaded(report.make_page(copy, [], check=False))
     told = {"run", "settings", "scores", "curves", "samples"}
     assert told <= found.section_notes.keys() or (
@@ -455,15 +455,15 @@ def test_what_is_no_file_of_a_run_is_told(copy: Path, harm: Callable[[Path], Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
     harm(copy / "config.yaml")
     with pytest.raises(UserError, match=r"config\.yaml"):
-        report.gather(copy, [])
+        report.collect_report(copy, [])
 
 
 def test_a_checkpoint_and_a_linked_config_are_no_run(copy: Path) -> None:
     with pytest.raises(UserError, match="not a run directory but a checkpoint"):
-        report.gather(copy / BEST, [])
+        report.collect_report(copy / BEST, [])
     link(copy / "config.yaml")
     with pytest.raises(UserError, match=r"config\.yaml: .*a link"):
-        report.gather(copy, [])
+        report.collect_report(copy, [])
 
 
 def test_messages_are_told_once_and_in_short(copy: Path) -> None:
@@ -474,7 +474,7 @@ def test_messages_are_told_once_and_in_short(copy: Path) -> None:
     last = f"{stamp} {odd}\r\n{hostile}\n{stamp} {'long ' * 9999}\n"
     (copy / "train.log").write_text(often + last)
     edit(copy / "status.json", reason="\x1b\N{RIGHT-TO-LEFT OVERRIDE}")
-    found = report.gather(copy, ["bavo"]).warnings
+    found = report.collect_report(copy, ["bavo"]).warnings
     assert len(found) == report.MAX_LOGGED
     assert found[-4:-1] == ["again", "e99", odd]
     assert len(found[-1]) <= reader.MAX_MESSAGE_BYTES

@@ -52,7 +52,7 @@ def files(directory: Path) -> list[str]:
 
 
 def names(directory: Path) -> list[str]:
-    return [path.name for path in layout.steps(directory)]
+    return [path.name for path in layout.complete_checkpoints(directory)]
 
 
 def load_part(path: Path, name: str) -> object:
@@ -220,7 +220,9 @@ def test_retention(
     train = EVERY_10.model_copy(update=settings)
     checkpoint.prune(tmp_path, train, {step_name(step) for step in best})
     assert names(tmp_path) == [step_name(step) for step in kept]
-    trainers = [path.name for path in layout.steps(tmp_path) if (path / "trainer").is_dir()]
+    trainers = [
+        path.name for path in layout.complete_checkpoints(tmp_path) if (path / "trainer").is_dir()
+    ]
     assert trainers == [step_name(step) for step in kept[-2:]]
     assert {item.name for item in tmp_path.iterdir()} == {*names(tmp_path), "average"}
 
@@ -230,7 +232,7 @@ def test_two_checkpoints_can_be_resumed_from_after_any_number_of_stops(tmp_path:
         save(tmp_path, step)
         checkpoint.prune(tmp_path, EVERY_10, set())
     assert names(tmp_path) == [step_name(10), step_name(20)]
-    assert all((path / "trainer").is_dir() for path in layout.steps(tmp_path))
+    assert all((path / "trainer").is_dir() for path in layout.complete_checkpoints(tmp_path))
 
 
 def test_a_checkpoint_whose_trainer_s_state_is_gone(tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = make_run(tmp_path / "run", 10, 20)
-    first, last = layout.steps(run / "checkpoints")
+    first, last = layout.complete_checkpoints(run / "checkpoints")
     assert checkpoint.resolve(run) == last
     assert caplog.messages == [f"{run}: no best.json; the newest checkpoint is used"]
     content = History.begin("bleu").as_json()  # none validated yet
@@ -301,7 +303,7 @@ def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
 ) -> None:
     """It is removed before it is found to exist, or before it is read."""
     run = make_run(tmp_path / "run", 10, 20)
-    first, last = layout.steps(run / "checkpoints")
+    first, last = layout.complete_checkpoints(run / "checkpoints")
     content = History.begin("bleu").as_json()
 
     def choose(best: Path) -> None:
@@ -309,7 +311,7 @@ def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
         (run / "best.json").write_text(text)
 
     def replaced(path: Path, *names: str) -> Any:
-        if path == first and first in layout.steps(run / "checkpoints"):
+        if path == first and first in layout.complete_checkpoints(run / "checkpoints"):
             shutil.rmtree(first)
             choose(last)
         return real(path, *names)

@@ -199,7 +199,9 @@ def test_killed_and_resumed_is_undisturbed(
     assert "another process of the job has ended" in done.told[other]
     assert not re.search(r"pair\.cc|This is typically", done.told[other])
     assert "Traceback" not in done.told[other]
-    assert [path.name for path in layout.steps(run / "checkpoints")] == ["step-00000004"]
+    assert [path.name for path in layout.complete_checkpoints(run / "checkpoints")] == [
+        "step-00000004"
+    ]
     assert train_by(2, config, run).codes == [0, 0]
     assert differences(run, undisturbed) == []
 
@@ -501,7 +503,7 @@ def children(process: int) -> list[int]:
 
 
 def newest(run: Path) -> int:
-    return layout.last_step(layout.steps(run / "checkpoints"))
+    return layout.last_step(layout.complete_checkpoints(run / "checkpoints"))
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -602,7 +604,7 @@ def raise_all_kinds(output: Path) -> None:
 
     with connected_ranks() as ranks:
         gather, from_rank_0 = (
-            partial(meet, form=str) for meet in (ranks.gather, ranks.from_rank_0)
+            partial(meet, type_=str) for meet in (ranks.gather, ranks.from_rank_0)
         )
         meetings = (gather, from_rank_0, ranks.on_all_ranks, ranks.on_rank_0)
         for error, origin, meet in product(ERRORS, (0, 1), meetings):

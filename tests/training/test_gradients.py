@@ -89,7 +89,7 @@ def test_long_rows_are_not_cut(rows: int, longest: int, number: int) -> None:
 def leaf(values: Tensor) -> Sums:
     """Sums whose buffer begins with these values."""
     sums = Sums([values], 2)
-    sums.put((values,), torch.ones(2))
+    sums.store((values,), torch.ones(2))
     return sums
 
 
@@ -182,7 +182,7 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     values = torch.randn(max(1, largest - fewer), 3)
     total, sums = Sums([values[0]], 2), []
     in_order = SequentialGradients(
-        lambda batch, seed, latest: latest.put((values[seed],), torch.ones(2)), total, largest
+        lambda batch, seed, latest: latest.store((values[seed],), torch.ones(2)), total, largest
     )
     batches = [(batch_of(1, 2), partial(add, number)) for number in range(len(values))]
     for _ in range(2):
@@ -204,7 +204,7 @@ def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
         if seed == 0:
             time.sleep(0.3)
             assert len(started) < 64
-        sums.put((torch.full((3,), float(seed)),), torch.ones(2))
+        sums.store((torch.full((3,), float(seed)),), torch.ones(2))
 
     total = Sums([torch.zeros(3)], 2)
     workers = ThreadedGradients([compute] * 2, total, pool_of(2))
@@ -225,7 +225,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
             seen.append(error)
             raise error("there is none")
         computed.append(seed)
-        sums.put((torch.ones(3),), torch.ones(2))
+        sums.store((torch.ones(3),), torch.ones(2))
 
     seen: list[type[Exception]] = []
     total = Sums([torch.zeros(3)], 2)
@@ -242,7 +242,7 @@ def test_an_error_of_reading_ends_the_step() -> None:
         yield batch_of(4, 8), int
         raise OSError("gone")
 
-    compute = lambda piece, seed, sums: sums.put((torch.ones(3),), torch.ones(2))  # noqa: E731
+    compute = lambda piece, seed, sums: sums.store((torch.ones(3),), torch.ones(2))  # noqa: E731
     workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), pool_of(2))
     with pytest.raises(OSError, match="gone"):
         workers.sum_up(unreadable(), 2)

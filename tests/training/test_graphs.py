@@ -159,7 +159,7 @@ def test_masked_padding_gives_the_same_sums(trainer: Trainer) -> None:
         expected = taken(trainer)
         tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
         wider = [graphs.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
-        trainer.learner._put_padded(trainer.optimizer.sums, *wider)
+        trainer.learner._compute_padded(trainer.optimizer.sums, *wider)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
         assert number < 50
 

@@ -48,7 +48,7 @@ def take_step(
 ) -> Tensor:
     """Take a step on 7 tokens, at a rate that changes from step to step."""
     put_gradients(model, step, scale)
-    optimizer.sums.put(*gradients(model))
+    optimizer.sums.store(*gradients(model))
     return optimizer.update(0.01 / step, 7, clip)
 
 
@@ -87,7 +87,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 
     put_gradients(model, 3)
     model[2].bias.grad[1] = bad
-    optimizer.sums.put(*gradients(model))
+    optimizer.sums.store(*gradients(model))
     assert not optimizer.update(0.01, 7, clip).isfinite()
     assert all(map(torch.equal, values(model), values(untouched)))
 
@@ -129,7 +129,7 @@ def test_stacked_matrices_are_updated_each_by_itself() -> None:
     several = nn.ModuleList(parts)
     for model, stacked in ((whole, {"weight": 3}), (several, {f"{i}.weight": 1 for i in range(3)})):
         optimizer = Optimizer(model, BETAS, EPS, stacked)
-        optimizer.sums.put(*gradients(model))
+        optimizer.sums.store(*gradients(model))
         optimizer.update(0.1, 1, 0.0)
     torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
 
@@ -149,7 +149,7 @@ def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
     for _ in range(40):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-        optimizer.sums.put(*gradients(model))
+        optimizer.sums.store(*gradients(model))
         optimizer.update(1e-4, 1, 0.0)
     moved = start - optimizer.weights["0.weight"]
     torch.testing.assert_close(moved, torch.full_like(moved, 40e-4), rtol=0.01, atol=0)
@@ -161,7 +161,7 @@ def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
 def add(optimizer: Optimizer, model: nn.Module) -> None:
     """Add the model's gradients to the optimizer's sums."""
     sums = Sums(optimizer.grads, len(optimizer.losses))
-    sums.put(*gradients(model))
+    sums.store(*gradients(model))
     optimizer.sums.buffer += sums.buffer
 
 

@@ -45,7 +45,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.cat((torch.ones_like(ids), ids % 5 > 0)).double()
 
     monkeypatch.setattr(learner, "set_compute_dtype", lambda model, dtype: model.double())
-    monkeypatch.setattr(Learner, "_embedding_mask", mask)
+    monkeypatch.setattr(Learner, "_keep_mask", mask)
 
 
 def start(config: Path, run: Path, *overrides: str) -> Trainer:
@@ -129,9 +129,9 @@ def test_the_plain_model_and_masked_padding_give_the_same_sums(
         found.append(sums.buffer.clone())
         sums.buffer.zero_()
         tables = [pairs.src, pairs.tgt_in, pairs.tgt_out]
-        trainer.learner._put_padded(sums, *tables)
+        trainer.learner._compute_padded(sums, *tables)
         found.append(sums.buffer.clone())
-        trainer.learner._put_padded(sums, *add_rows(tables, trainer.ids, 100))
+        trainer.learner._compute_padded(sums, *add_rows(tables, trainer.ids, 100))
         found.append(sums.buffer.clone())
     assert float(found[0].abs().max()) > 1
     for other in found[1:]:
@@ -147,7 +147,7 @@ def test_compiled_layers_give_the_same_sums(
     settings = ["train.packing=true", "train.compile=true", "train.max_tokens=64"]
     trainer = start(configs["plain"], tmp_path / "run", *settings)
     batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)]
-    sums, work = trainer.optimizer.sums, trainer.learner._put_padded
+    sums, work = trainer.optimizer.sums, trainer.learner._compute_padded
 
     class Graphs:
         def warm_up(self, rows: int, width: int) -> None:

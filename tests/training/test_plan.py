@@ -29,9 +29,9 @@ from mtrain.training.gradients import Blocks
 from mtrain.training.learner import Learner
 from mtrain.training.plan import (
     IDS,
-    describe_run,
     disk_warning,
-    forecast,
+    forecast_from_sample,
+    make_forecast,
     normalization_warnings,
     text_warnings,
     tokenizer_warnings,
@@ -46,7 +46,7 @@ def load(tiny_config: TinyConfig, **settings: Any) -> Config:
 
 def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.keep_checkpoints": 1, "train.max_steps": 60})
-    found = describe_run(
+    found = make_forecast(
         config, Ranks(size=2), Blocks(2, 2), 320, 500, micro_batches=40, tokens=200.0
     )
     parameters = Transformer(shape_of(config, 320, 0)).num_parameters
@@ -71,7 +71,7 @@ def test_muon_has_one_moment_for_each_value_of_the_layers_matrices(
     found = []
     for optimizer in ("adam", "muon"):
         config = load(tiny_config, **{"train.optimizer": optimizer, "train.ema_decay": 0.9})
-        numbers = describe_run(config, Ranks(), Blocks(1), 320, 500, 40, 200.0).numbers
+        numbers = make_forecast(config, Ranks(), Blocks(1), 320, 500, 40, 200.0).numbers
         stored = Learner(config, 320, IDS, Ranks(), Blocks(1)).optimizer.moments().values()
         moments = sum(moment.numel() for moment in stored if moment.ndim)  # but not Adam's step
         found.append((moments, numbers["state_bytes"], numbers["disk_bytes"]))
@@ -83,7 +83,7 @@ def test_muon_has_one_moment_for_each_value_of_the_layers_matrices(
 
 def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.packing": True})
-    found = forecast(config, 320, 1000, LENGTHS, 500.0, timed=False).numbers
+    found = forecast_from_sample(config, 320, 1000, LENGTHS, 500.0, timed=False).numbers
     assert found["device"] == "cpu, fp32, threads: 1, packed"
     batches = pack_by_tokens(LENGTHS + 1, 256, [32])
     assert found["tokens_per_step"] == (LENGTHS[:, 1] + 1).sum() // len(batches)
@@ -91,7 +91,9 @@ def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
 
 def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.accum_steps": 2})
-    one, ten = (forecast(config, 320, 1000, LENGTHS, n, timed=False) for n in (1e3, 1e4))
+    one, ten = (
+        forecast_from_sample(config, 320, 1000, LENGTHS, n, timed=False) for n in (1e3, 1e4)
+    )
     assert "time: not measured" in one.lines
     one, ten = one.numbers, ten.numbers
     assert ten["epochs"] == pytest.approx(one["epochs"] / 10, rel=0.01)
@@ -101,7 +103,7 @@ def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
     json.dumps(one)
     long = np.full((3, 2), config.data.max_length)
     with pytest.raises(UserError, match="no pair is left"):
-        forecast(config, 320, 1000, long, 3.0, timed=False)
+        forecast_from_sample(config, 320, 1000, long, 3.0, timed=False)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +167,8 @@ def test_why_nothing_was_timed_is_reported(
 ) -> None:
     monkeypatch.setattr(plan, "_measure_step", _dying)
     monkeypatch.setattr(plan, "map_tasks", partial(map_tasks, forked=True))  # which is quick
-    found = forecast(load(tiny_config), 320, 1000, LENGTHS, 1000.0)
-    assert found.lines[-1] == f"time: not measured: {plan.DEATH}"
+    found = forecast_from_sample(load(tiny_config), 320, 1000, LENGTHS, 1000.0)
+    assert found.lines[-1] == f"time: not measured: {plan.WORKER_DIED}"
     assert found.numbers["step_seconds"] is None
 
 
@@ -196,7 +198,7 @@ def test_likely_mistakes_are_warned_of(
 ) -> None:
     for keys, expected in ((settings, True), ({"max_steps": 4000}, False)):
         config = load(tiny_config, **{f"train.{key}": each for key, each in keys.items()})
-        found = describe_run(config, Ranks(), Blocks(1), 320, 500, micro_batches=40, tokens=200.0)
+        found = make_forecast(config, Ranks(), Blocks(1), 320, 500, micro_batches=40, tokens=200.0)
         warnings = "\n".join(found.warnings(config.train))
         assert bool(re.search(message, warnings)) == expected
         assert found.numbers["peak_step"] <= config.train.max_steps
@@ -243,7 +245,7 @@ def test_a_measured_time_replaces_the_estimate(
     config = load(tiny_config)
     for seconds, expected in ((1.0, 0), (2e5, 1)):  # of each of 8 steps
         monkeypatch.setattr(plan, "map_tasks", lambda *_, s=seconds, **options: [(s, None)])
-        found = forecast(config, 320, 1000, LENGTHS, 1000.0)
+        found = forecast_from_sample(config, 320, 1000, LENGTHS, 1000.0)
         warnings = list(found.warnings(config.train))
         assert len(warnings) == expected
         assert all("take about 19 days on this machine" in text for text in warnings)

@@ -162,7 +162,7 @@ def new_directory() -> Path:
 
 def steps(run: Path) -> list[int]:
     """Return the steps of the checkpoints that exist."""
-    return [layout.step_of(path) or 0 for path in layout.steps(run / "checkpoints")]
+    return [layout.step_of(path) or 0 for path in layout.complete_checkpoints(run / "checkpoints")]
 
 
 # --- stopped ----------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_a_run_starts_again_from_the_same_weights_only(tmp_path: Path) -> None:
         (run / "best.json").unlink()
         (run / "status.json").write_text('{"state": "running", "step": 0}')
     shutil.rmtree(average)
-    shutil.copytree(layout.steps(first / "checkpoints")[-1], average)
+    shutil.copytree(layout.complete_checkpoints(first / "checkpoints")[-1], average)
     with pytest.raises(RefusedError, match="not the same as when this run began"):
         start(run, *given)
 

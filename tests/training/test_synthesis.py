@@ -23,7 +23,7 @@ from mtrain.config.loading import load_config, parse_stored_config
 from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
 from mtrain.runs import layout, manifest
-from mtrain.runs.synthetic import resolve
+from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import (
@@ -185,7 +185,7 @@ def test_the_vocabulary_is_made_of_human_text(
 ) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     assert build(path) == EXIT_OK
-    preparation = Preparation(resolve(load_config(path)), Stop())
+    preparation = Preparation(with_synthetic_text(load_config(path)), Stop())
     human = [line for pair in made_up_pairs(120, 1) for line in pair]
     assert list(preparation._sentences()) == human + LINES
 
@@ -411,7 +411,7 @@ def test_tokenizer_train_needs_the_synthetic_text(
     assert build(path) == EXIT_OK
     assert run_here(monkeypatch, *command) == EXIT_OK
     vocabulary = (tmp_path / "run" / "tokenizer.model").read_bytes()
-    config = resolve(load_config(path))
+    config = with_synthetic_text(load_config(path))
     other = config.model_copy(update={"run_dir": str(tmp_path / "other")})
     assert Preparation(other, Stop()).tokenizer.proto == vocabulary
 
