@@ -7,8 +7,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line. Ctrl-C ends it without a traceback, also while it is imported."""
-    # the signal's default is quiet, and the handler with the exit code takes 10 ms to import
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it may be ignored
+    # the default action is silent; importing the handler that sets the exit code takes 10 ms
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if SIGINT is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mtrain.runtime.console import exit_on_interrupt
 

@@ -100,8 +100,8 @@ app.add_typer(tokenizer, name="tokenizer", rich_help_panel="Train")
 
 def main() -> None:
     """Run the command line; a `UserError` ends it with one message and an exit code."""
-    # Loading torch makes hundreds of thousands of objects, and commands hardly any cyclic garbage:
-    # looking for it at every 700th object, and at the end, would take a quarter of a second.
+    # Loading torch makes hundreds of thousands of objects, but hardly any cyclic garbage: searching
+    # for it at every 700th object, and at the end, would take a quarter of a second.
     gc.set_threshold(50_000)
     atexit.register(gc.freeze)
     # child processes must not import modules from the working directory, which may be untrusted
@@ -109,7 +109,7 @@ def main() -> None:
     open_closed_streams()
     log.set_up_console(level=logging.INFO)
     try:
-        app(prog_name="mtrain")  # `python -m mtrain` is no name for a completion script
+        app(prog_name="mtrain")  # completion scripts need it, also for `python -m mtrain`
     except UnicodeEncodeError as error:  # only file names have an encoding other than UTF-8
         if error.encoding == "utf-8":
             raise
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def _shown(error: Exception) -> UserError | None:
-    """Return the error to show; None for a fault of mtrain, whose traceback is needed."""
+    """Return the error to show; None for a bug in mtrain, whose traceback is needed."""
     if isinstance(error, ImportError):
         return missing_library_error(error)
     if isinstance(error, RuntimeError):

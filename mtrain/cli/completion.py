@@ -24,7 +24,7 @@ def runs(incomplete: str) -> list[str]:
         return []
     patterns = [f"{glob.escape(start)}{rest}/{layout.CONFIG}" for rest in ("*", "*/*")]
     found = {os.path.dirname(path) for pattern in patterns for path in glob.glob(pattern)}
-    marks = layout.RUN, manifest.NAME  # an export has a manifest, too, but not such a config
+    marks = layout.RUN, manifest.NAME  # an export also has a manifest, but no such config
     found = {path for path in found if any(os.path.exists(f"{path}/{mark}") for mark in marks)}
     # `~` and `$NAME` stay as typed: a shell drops completions that do not begin with its word
     return sorted(incomplete + path[len(start) :] for path in found)

@@ -32,13 +32,13 @@ def argument_or_option(argument: Path | None, option: list[Path] | None, name: s
         raise RefusedError(f"{name}: only one path can be given, not {paths}; leave out the others")
     if not given:
         what = "config" if name == CONFIG else "run or checkpoint directory"
-        raise RefusedError(f"no {what} is given; give it as the first argument or by {name}")
+        raise RefusedError(f"no {what} is given; give it as the first argument or with {name}")
     return given[0]
 
 
 def require_models(*paths: Path) -> None:
-    """Raise `UserError` for a path that does not exist, before torch is loaded, which takes long.
-    Of several processes rank 0 looks later, for all.
+    """Raise `UserError` for a path that does not exist, before seconds of loading torch. With
+    several processes, rank 0 checks the paths later.
     """
     from mtrain.runs.layout import require_model
 
@@ -50,8 +50,8 @@ def require_models(*paths: Path) -> None:
 def run_and_texts(
     words: list[str] | None, models: list[Path] | None
 ) -> tuple[list[Path], list[str]]:
-    """Return models and sentences of the command line: without `-m` the first word is the run;
-    raises `RefusedError` if there is none. Warn of sentences that may be meant as files.
+    """Return the models and the sentences of the command line. Without `-m` the first word is the
+    run; raises `RefusedError` if there is none. Warn of sentences that look like names of files.
     """
     words = words or []
     if not models:
@@ -74,7 +74,7 @@ def _warn_of_file_name(sentence: str) -> None:
     elif len(sentence.split()) == 1 and (
         "/" in sentence or SUFFIX.fullmatch(Path(sentence).suffix)
     ):
-        message = "%s: no such file, so this is taken as text; name a file with -i"
+        message = "%s: no such file, so this is translated as text; name a file with -i"
         log.logger.warning(message, sentence)
 
 
@@ -124,7 +124,7 @@ def open_translator(
         given = {**decode, "seed": seed, "n_best": n_best, "mbr": mbr}
         ranks.on_all_ranks(lambda: check_options(loaded.decode, given, as_option))
         if (n_best or 1) > loaded.decode.beam_size and not loaded.decode.sample:
-            log.logger.info("--n-best %d: the beam is widened to hold as many", n_best)
+            log.logger.info("--n-best %d: the beam is widened to this size", n_best)
         yield Translator(loaded, ranks, seed=seed, n_best=n_best or 1, mbr=mbr, in_processes=True)
 
 

@@ -15,7 +15,7 @@ from mtrain.runtime.files import expand_path
 
 
 def as_name(text: str) -> str:
-    """Expand `~` and `$NAME` in a path of the command line."""
+    """Expand `~` and `$NAME` in a path from the command line, as text."""
     try:
         return expand_path(text)
     except ValueError as error:
@@ -30,7 +30,7 @@ def as_language(text: str) -> str:
 
 
 def as_option(name: str) -> str:
-    """Return the option that gives a parameter: `beam_size` -> `--beam-size`."""
+    """Return the option of a parameter: `beam_size` -> `--beam-size`."""
     return "--" + name.replace("_", "-")
 
 
@@ -89,7 +89,7 @@ def as_setting(text: str) -> str:
 
 
 class SettingsCommand(TyperCommand):
-    """A command that takes settings by `--set`, and says so if one is given as an option."""
+    """A command with `--set`, which it suggests if a setting is given as an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `RefusedError` for an option that is a setting."""
@@ -131,7 +131,7 @@ RunOrCheckpoint = Annotated[
 ]
 Model = Annotated[list[Path] | None, model("The same as RUN.")]
 Models = Annotated[
-    list[Path] | None, model("The same as RUN; for an ensemble, give each model by -m.")
+    list[Path] | None, model("The same as RUN; for an ensemble, give each model with -m.")
 ]
 RunAndTexts = Annotated[
     list[str] | None,
@@ -141,7 +141,7 @@ RunAndTexts = Annotated[
         autocompletion=completion.runs,
     ),
 ]
-NBEST = "Print the N best (or N samples) as index, score and text, with tabs between."
+NBEST = "Print the N best (or N samples) as index, score and text, separated by tabs."
 NBest = Annotated[int | None, value("N", NBEST, min=1, max=1000)]
 Source = Annotated[Path | None, file("Source text.", "--source", "-s")]
 Reference = Annotated[
@@ -155,7 +155,7 @@ RunSet = Annotated[
     str | None,
     value(
         "SET",
-        "A run's set: valid (or valid.0, ...), or a test set's name.",
+        "Set of the run to score on: valid (or valid.0, ...), or the name of a test set.",
         complete=completion.sets,
     ),
 ]

@@ -80,8 +80,8 @@ def evaluate(
 
 
 def _read_run_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
-    """Return the sources, references, target language and tag of a set of a model's run; raises
-    `UserError`.
+    """Return the sources, references, target language and tag of a set of the run that a model
+    belongs to; raises `UserError`.
     """
     from mtrain.runs import sets
 
@@ -99,8 +99,8 @@ def _read_run_set(model: Path, name: str) -> tuple[list[str], list[list[str]], s
 def _translate(
     translator: "Translator", sources: list[str], references: list[list[str]], output: Path | None
 ) -> list[str]:
-    """Translate sources, and write the translations to a file, if there is one. Warn first if the
-    references seem to be the sources.
+    """Translate sources, and write the translations to the file `output`, if given. Warn first if
+    sources and references seem to be swapped.
     """
     from mtrain.scoring.references import warn_of_swapped
 
@@ -196,7 +196,7 @@ def compare(
     tokenize: options.Tokenize = None,
     lowercase: options.Lowercase = False,
     metrics: Annotated[
-        str, value("NAMES", "Any of bleu, chrf, ter, with commas.")
+        str, value("NAMES", "One or more of bleu, chrf, ter, separated by commas.")
     ] = "bleu,chrf,ter",
     lines: Annotated[
         int, value("N", "Lines to show for each kind of difference.", "--lines", "-n", min=0)

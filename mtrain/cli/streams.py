@@ -57,8 +57,8 @@ def as_text(text: str) -> str:
 
 
 def print_text(*lines: str) -> None:
-    """Write lines to stdout, each made printable: names and text from files may contain line breaks
-    and terminal escapes.
+    """Write lines to stdout, with control characters escaped: names and text from files may contain
+    line breaks and terminal escapes.
     """
     with writing("-", highlight=_colour_severities) as sink:
         sink.writelines(printable(line).encode() + b"\n" for line in lines)
@@ -76,7 +76,7 @@ def print_json(content: object) -> None:
 
 
 def print_path(path: Path) -> None:
-    """Write a path to stdout: its bytes, for scripts, but printable on a terminal."""
+    """Write a path to stdout: its bytes for scripts, escaped text on a terminal."""
     if os.isatty(1):
         print_text(str(path))
         return
@@ -90,7 +90,7 @@ def check_output(path: Path) -> None:
     """
     from mtrain.runs.layout import refuse_run_files  # not needed by --help
 
-    if str(path) == "-":  # would become a file of that name
+    if str(path) == "-":  # else a file with this name would be written
         raise RefusedError("--output -: name a file, or a device such as /dev/stdout")
     refuse_run_files(path)
     if path.suffix in PACKED:
@@ -100,9 +100,9 @@ def check_output(path: Path) -> None:
 
 
 def check_page(path: Path | None, default: str) -> Path:
-    """Return the path of a page, `default` if none is given. Raises `RefusedError` if it is not
-    named as a page, or if the default file exists and is not a page of mtrain; else as
-    `check_output` does.
+    """Return the path of a page, `default` if none is given. Raises `RefusedError` if its name does
+    not end like that of a page, or if the default file exists and is not a page of mtrain; also
+    raises what `check_output` does.
     """
     if path is None:
         path = Path(default)

@@ -116,15 +116,15 @@ def init(
     found = starter.write_config(request, stop, has_gpu=pick_device("auto").type == "cuda")
     if json_:
         print_json({"config": str(output), **found})
-    elif not (os.isatty(1) and log.is_on_terminal()):  # else the log named the file
+    elif not (os.isatty(1) and log.is_on_terminal()):  # on a terminal, the log has named the file
         print_path(output)
 
 
 def _valid_sides(
     src: Path | None, tgt: Path | None, hold_out: int | None
 ) -> tuple[Path, Path] | None:
-    """Return the sides of the validation set, if it is given; raises `RefusedError` for one side
-    alone, and if pairs are to be held out, too.
+    """Return the sides of the validation set, if given; raises `RefusedError` if only one side is
+    given, or if `hold_out` is given, too.
     """
     if (src is None) != (tgt is None) or (src is not None and hold_out):
         raise RefusedError(
@@ -138,7 +138,7 @@ def _columns_of(
     src: Path, tgt: Path | None, columns: str | None, src_lang: str | None, tgt_lang: str | None
 ) -> tuple[str, str] | None:
     """Return the columns of a table, or the languages of a .tmx file; None for two files of text.
-    Raises `RefusedError` if they are not given, or given for other files.
+    Raises `RefusedError` if a table has no columns, or if columns are given for other files.
     """
     from mtrain.config.corpora import table_kind  # pydantic takes a while
 
@@ -166,7 +166,7 @@ def _require_target(src: Path, tgt: Path | None) -> Path:
     from mtrain.config.loading import table_entry
 
     if tgt is not None and not any(map(table_kind, map(str, (src, tgt)))):
-        return tgt  # a .csv of two may have a single column
+        return tgt  # two .csv files are accepted: each may have a single column
     text = "mtrain init: give two files, source and target, aligned by line, or one table"
     if tgt is None and src.suffix == ".csv":
         entry = table_entry(str(src))

@@ -34,7 +34,7 @@ def translate(
     ] = "-",
     n_best: options.NBest = None,
     scores: Annotated[
-        bool, flag("Print log-probability and text, with a tab between.", "--scores")
+        bool, flag("Print log-probability and text, separated by a tab.", "--scores")
     ] = False,
     target_prefix: Annotated[
         Path | None, file("Prefixes, one per line: words that the translation begins with.")
@@ -104,14 +104,14 @@ def _prompting(
 
 
 def _number_of_lines(texts: list[str], input_: str) -> int | None:
-    """Return the number of lines to translate, if a progress bar can show it."""
+    """Return the number of lines to translate if a progress bar will show it, else None."""
     if texts or not log.is_on_terminal() or not Path(input_).is_file():
         return len(texts) or None
     return scan_file(Path(input_), lambda: None, is_utf8=False)[0]
 
 
 def _input_of(texts: list[str], input_: str | None) -> str:
-    """Return the input to read: nothing if sentences are given, else by default stdin."""
+    """Return the input to read: /dev/null if sentences are given, else by default stdin."""
     if texts and input_ is not None:
         raise RefusedError("mtrain translate: give either sentences or -i/--input FILE")
     return os.devnull if texts else input_ or "-"

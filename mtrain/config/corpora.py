@@ -33,10 +33,10 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
     """Return a validator that expands a path, unless the config is a stored one."""
 
     def validate(text: str, info: ValidationInfo) -> str:
-        place = text if info.context else expand(text)
-        if not is_utf8(place):
-            raise ValueError(f"expands to {printable(place)}, which is not UTF-8; use another path")
-        return place
+        path = text if info.context else expand(text)
+        if not is_utf8(path):
+            raise ValueError(f"expands to {printable(path)}, which is not UTF-8; use another path")
+        return path
 
     return validate
 
@@ -74,7 +74,7 @@ class Synthesis(Section):
     """How models translate an entry that names one side; unused without `model`."""
 
     model: Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1)] = []
-    """run or checkpoint whose model translates the given side; a list is an ensemble"""
+    """run or checkpoint directory that translates the given side; a list is an ensemble"""
     model_tag: Word | None = None
     """tag that chooses the direction, for a model of several directions"""
     sample: bool = False
@@ -88,9 +88,9 @@ class Synthesis(Section):
     drop_worst: Fraction = 0.0
     """fraction of pairs to leave out: the least probable, per token of the translation"""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """arithmetic of the translation"""
+    """number format that the models compute in"""
     synthetic_side: Literal["src", "tgt"] = "tgt"
-    """side that models make: the one that the entry does not name"""
+    """side that the models translate into: the one that the entry does not name"""
 
 
 class CorpusEntry(Synthesis):
@@ -110,7 +110,7 @@ class CorpusEntry(Synthesis):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, value: Any) -> Any:
-        """Use the given side for both sides until a model makes the other one."""
+        """Use the given side for both sides until a model has made the other one."""
         given = sorted(Synthesis.model_fields.keys() & value) if isinstance(value, dict) else []
         if "synthetic_side" in given:
             raise ValueError("has no key synthetic_side; leave out the side that a model makes")
@@ -185,9 +185,9 @@ class HubCorpus(CorpusEntry):
     split: Word
     """split to read, such as train or train[:1%]"""
     src: Word
-    """column of the source text; dots reach into nested fields"""
+    """column of the source text; a dot selects a nested field"""
     tgt: Word
-    """column of the target text; dots reach into nested fields"""
+    """column of the target text; a dot selects a nested field"""
     streaming: bool = False
     """read the dataset over the network at each start, without a copy on disk"""
 

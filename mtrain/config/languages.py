@@ -8,7 +8,7 @@ from typing import Literal
 
 _TABLES = json.loads(Path(__file__).with_name("languages.json").read_text("utf-8"))
 NAMES: dict[str, str] = _TABLES["names"]  # by ISO 639-1, and by some other codes in use
-# The code of two letters for each code of three; some of these mean one of several languages.
+# The code of two letters for each code of three; several codes of three may have the same.
 _TWO_LETTERS: dict[str, str] = {
     long: code for code, others in _TABLES["long"].items() for long in others.split()
 }

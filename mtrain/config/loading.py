@@ -44,7 +44,7 @@ from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
 GROUPED_DIGITS = re.compile(r"[1-9]\d{0,2}([.,]\d{3})+")  # as in 100.000 or 100,000
-SPACED = "{!r} contains white space, which a piece cannot"  # of a tag or symbol
+SPACED = "{!r} contains white space, which a piece cannot; write it without"  # of a tag or symbol
 # Keys that were removed, with the value that had no effect.
 REMOVED_KEYS: dict[tuple[str, str], object] = {("train", "shard_optimizer"): False}
 PATHS = ("run_dir", "data.root", "tokenizer.path", "train.init_from")
@@ -102,7 +102,7 @@ def parse_stored_config(text: str, name: str) -> Config:
 
 def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     """Check a parsed document; raises `RefusedError` with one line per problem. Paths of a stored
-    config are not expanded: it may come from another person, and must not take up values of this
+    config are not expanded: it may come from another person, and must not contain values of this
     machine's environment.
     """
     if not is_stored and (tildes := [key for key in PATHS if document.raw.get(key) == "~"]):
@@ -138,12 +138,13 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         text = f"{model.num_heads} does not divide d_model {model.d_model}; change one of the two"
         yield "model.num_heads", text
     if model.positions == "sinusoidal" and model.d_model % 2:
-        yield "model.d_model", f"sinusoidal positions need an even d_model, not {model.d_model}"
+        text = f"{model.d_model} is odd, but sinusoidal positions need an even d_model; change it"
+        yield "model.d_model", text
     for symbol, times in Counter(config.tokenizer.user_symbols).items():
         if SPECIAL.fullmatch(symbol):
-            yield "tokenizer.user_symbols", f"{symbol} is a special piece already"
+            yield "tokenizer.user_symbols", f"{symbol} is a special piece already; remove it"
         elif times > 1:
-            yield "tokenizer.user_symbols", f"{symbol} is listed twice"
+            yield "tokenizer.user_symbols", f"{symbol} is listed twice; remove one"
     if train.max_tokens < data.max_length:
         yield (
             "train.max_tokens",
@@ -155,7 +156,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
         text = f"{train.valid_every} is not a multiple of train.save_every {train.save_every}"
         yield "train.valid_every", f"{text}; change one of the two"
     if train.init_vocabulary == "own" and train.init_from is None:
-        yield "train.init_vocabulary", "own needs a model to start from; set init_from"
+        yield "train.init_vocabulary", "own needs a model to start from; set train.init_from"
     if (total := sum(train.augment.model_dump().values())) > 1 + 1e-9:
         yield "train.augment", f"fractions add up to {total:.4g}; their sum may be at most 1"
     yield from _corpus_conflicts(data)
@@ -165,7 +166,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
 def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, corpus in data.corpora.items():
         if SPECIAL.fullmatch(corpus.tag or ""):
-            yield f"{key}.tag", f"{corpus.tag} is a special piece already"
+            yield f"{key}.tag", f"{corpus.tag} is a special piece already; use another tag"
         elif re.search(r"[\s\u2581]", corpus.tag or ""):
             yield f"{key}.tag", SPACED.format(corpus.tag)
         if corpus.weight != 1 and not key.startswith("data.train."):
@@ -380,7 +381,7 @@ def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
 
 
 def table_entry(file: str) -> str:
-    """Return the entry that reads a table, with columns or languages to replace by its own; empty
+    """Return an example of the entry that reads a table, with columns or languages to adapt; empty
     for the name of another file.
     """
     if file.endswith(".csv"):
@@ -398,7 +399,9 @@ def _table_advice(file: object) -> str:
 
 
 def _list_advice(key: str, value: object) -> str:
-    """Return how to write one corpus where `data` has several; an empty text for other keys."""
+    """Return how to write one corpus where a list or named sets are expected; an empty text for
+    other keys.
+    """
     if key == "data.train" and isinstance(value, dict):
         return "; write it as an item of a list, after a dash or in brackets"
     if re.fullmatch(r"data\.test(\.(src|file|dataset|generated))?", key):
@@ -422,7 +425,7 @@ def _number_advice(error: Any, raw: str | None) -> str:
 
 
 def _shown(value: object, raw: str | None, is_text: bool) -> str:
-    """Show a value as it was written, with advice for YAML's boolean words if it is to be text."""
+    """Show a value as it was written, with advice if text is expected and YAML reads a boolean."""
     if isinstance(value, bool) and raw is not None and is_text:
         read = "" if raw.lower() in ("true", "false") else ", which YAML reads as a boolean"
         return f'{raw}{read}: write "{raw}" in quotes if the word is meant'

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-EPOCHS = 16  # about those of the measured recipes
+EPOCHS = 16  # about as many as the measured recipes have
 MICRO_BATCHES = 4  # of different lengths in a step; on CUDA one packed micro-batch of all lengths
 CUDA_BATCH_TOKENS = 16_384  # of a search, where larger batches are faster
-FILLED = 850 / 1024  # fraction of a batch that is not padding
+FILL_RATE = 850 / 1024  # fraction of a batch that is not padding
 NUM_FIXED_PIECES = 256 + 4  # bytes; pad, unk, bos and eos
 
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a text: pairs, estimated tokens of both sides per pair, and how many different
-    words a sample has, and characters that a vocabulary must cover.
+    """The size of a text: number of pairs, estimated tokens of both sides per pair, number of
+    different words in a sample, and number of characters that a vocabulary must cover.
     """
 
     pairs: int
@@ -89,7 +89,7 @@ def _model(d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float)
 def _steps(size: Size, step_tokens: int) -> int:
     """Return the number of steps of `EPOCHS` epochs, to the nearest 500."""
     tokens = size.tokens / 2 * max(1, size.pairs)
-    return round(EPOCHS * tokens / (step_tokens * FILLED) / 500) * 500
+    return round(EPOCHS * tokens / (step_tokens * FILL_RATE) / 500) * 500
 
 
 def _vocab_size(pieces: int, size: Size) -> int:

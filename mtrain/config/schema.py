@@ -27,7 +27,7 @@ from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
 
 Auto = Literal["auto"]
-# Larger than any model: a forged config must not exhaust the machine before it is refused.
+# Larger than in any model: a forged config must not exhaust the machine before it is refused.
 MAX_WIDTH = 1 << 17
 UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
@@ -245,7 +245,7 @@ class TrainConfig(Section):
     label_smoothing: Fraction = 0.1
     """probability that is spread over the whole vocabulary"""
     consistency: PositiveNumber | None = None
-    """SimCut: weight of the divergence from a view with embeddings cut off, such as 1; null: off"""
+    """SimCut: weight of the divergence from a view with zeroed embeddings, such as 1; null: off"""
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """fraction of token embeddings that the second view of consistency sets to zero"""
     adam_betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.98]
@@ -325,7 +325,7 @@ class Config(Section):
     """The settings of a training run."""
 
     run_dir: PathText
-    """directory where the run is kept"""
+    """directory of the run"""
     seed: NotNegative = 1
     """seed of every random choice"""
     data: DataConfig
@@ -356,8 +356,8 @@ SECTIONS: dict[str, type[Section]] = {
 def override_decode(
     decode: DecodeConfig, display_name: Callable[[str], str] = str, **given: object
 ) -> DecodeConfig:
-    """Replace the search settings that are given (not None); raises `RefusedError`, which names a
-    setting as `display_name` returns it.
+    """Replace the search settings that are given (not None). Raises `RefusedError`, whose message
+    shows a setting as `display_name` returns it.
     """
     changes = {key: value for key, value in given.items() if value is not None}
     try:

@@ -17,7 +17,7 @@ import yaml
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError
 
-# Limits of a document; each use of an alias counts.
+# Limits of a document; each use of an alias counts again.
 MAX_NODES, MAX_DEPTH = 20_000, 20
 MAX_SIZE = 1_000_000  # characters
 

@@ -1,6 +1,6 @@
-"""Devices: choice, number formats, determinism, seeds, errors of too little memory.
+"""Devices: choice, number formats, determinism, seeds, out-of-memory errors.
 
-The import sets two variables of the environment, which matter on CUDA only, unless they are set.
+Importing this module sets two environment variables, unless they are set; both matter on CUDA only.
 """
 
 import os
@@ -19,13 +19,13 @@ import torch
 
 from mtrain.runtime.errors import RefusedError, UserError, thread_limit_error
 
-# Parts of the messages of torch, oneDNN and the operating system when a CPU has too little memory:
-# these errors have no type that tells them from others.
+# Parts of the messages of torch, oneDNN and the operating system when a CPU runs out of memory:
+# these errors have no type of their own.
 OUT_OF_MEMORY = ("DefaultCPUAllocator", "could not create a primitive", "Cannot allocate memory")
 _recording = Lock()  # torch records only one CUDA graph at a time in a process
 
-# cuBLAS reads the size of its buffers at its first product. torch.compile reads whether to join the
-# sums of a layer norm's gradients in one kernel, which is slower, when set_up_cuda loads it.
+# cuBLAS reads the size of its buffers at its first product. torch.compile, which set_up_cuda loads,
+# reads whether to sum a layer norm's gradients in one joint kernel, which is slower.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("TORCHINDUCTOR_MIX_ORDER_REDUCTION", "0")
 
@@ -44,7 +44,7 @@ def pick_device(name: str) -> torch.device:
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise RefusedError(f"device {name}: {_why_no_cuda(torch.cuda.device_count())}")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise RefusedError("device mps: not available on this machine")
+        raise RefusedError("device mps: not available on this machine; use cpu")
     return torch.device(kind, int(index or 0)) if kind == "cuda" else torch.device(kind)
 
 
@@ -112,20 +112,20 @@ def can_compile(device: torch.device) -> bool:
 
 def record_graph(work: Callable[[], object], device: torch.device, pool: Any) -> Callable[[], None]:
     """Record what `work` launches on a CUDA device; return a function that launches all of it at
-    once. `work` must not wait for the GPU, and may change tensors only in place. What it allocates
-    comes from `pool`, of `torch.cuda.graph_pool_handle`, where other graphs overwrite it.
+    once. `work` must not wait for the GPU, and may change tensors only in place. Its allocations
+    come from `pool`, of `torch.cuda.graph_pool_handle`, where other graphs overwrite them.
     """
     graph, stream = torch.cuda.CUDAGraph(), _recording_stream(device)
     try:
         with (
             _recording,
             torch.cuda.device(device),
-            # current again even if recording fails, when `torch.cuda.graph` does not leave `stream`
+            # restore the current stream even if recording fails, unlike `torch.cuda.graph`
             torch.cuda.stream(torch.cuda.current_stream(device)),
             torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"),
         ):
             work()
-    except RuntimeError as error:  # raised at the end of a broken recording, hiding the cause
+    except RuntimeError as error:  # raised at the end of a failed recording, and hides the cause
         if isinstance(error.__context__, torch.OutOfMemoryError):
             raise error.__context__ from None
         raise
@@ -134,13 +134,13 @@ def record_graph(work: Callable[[], object], device: torch.device, pool: Any) ->
 
 @cache
 def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return one stream for all recordings: products allocate memory for each stream."""
+    """Return the stream of all recordings: matrix products allocate memory for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def as_output(x: torch.Tensor) -> torch.Tensor | None:
-    """Return `x` as the output of a softmax of its rows, or None (a new tensor) for MPS, whose
-    kernels may not read and write the same memory.
+    """Return the `out` argument for a softmax of the rows of `x`: `x` itself, or None (a new one)
+    on MPS, whose kernels cannot work in place.
     """
     return None if x.device.type == "mps" else x
 

@@ -119,7 +119,7 @@ class Ranks:
         return next(filter(None, self.gather(part, Request | None)), None)
 
     def check_same(self, value: str, what: str) -> None:
-        """Refuse to go on if `value`, which `what` names in the message, differs between ranks."""
+        """Raise `RefusedError` if `value`, called `what` in the message, differs between ranks."""
         if len(set(self.gather(lambda: value, str))) > 1:
             text = f"the processes of this job got different {what}; to run separate commands, "
             raise self.mark_shared(RefusedError(f"{text}start each without torchrun"))
@@ -188,7 +188,7 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            # without gloo's own source line and its advice
+            # leave out gloo's source line and advice
             reason = re.sub(r"^\[\S+\] ", "", first_line(error)).partition(". ")[0]
             raise DisconnectedError(
                 f"rank {self.rank}: another process of the job has ended, or cannot be reached "
@@ -276,8 +276,8 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
 
 
 def _refuse_tasks(environ: Mapping[str, str]) -> None:
-    """Refuse to run as one of several tasks of a SLURM step. A batch script has `SLURM_NTASKS` and
-    `SLURM_PROCID`, too, so they do not suffice to detect that.
+    """Refuse to run as one of several tasks of a SLURM step. `SLURM_NTASKS` and `SLURM_PROCID`
+    cannot show this, because a batch script has them, too.
     """
     counts = [environ.get(f"SLURM_STEP_NUM_{name}", "") for name in ("TASKS", "NODES")]
     tasks, nodes = (max(1, int(count)) if count.isdecimal() else 1 for count in counts)

@@ -15,8 +15,8 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 EXIT_TERMINATED = 143
 
-# Messages of Python and of C++ libraries if the system refuses a thread; these errors have no type
-# that tells them from others.
+# Messages of Python and of C++ libraries if the system refuses to start a thread; these errors have
+# no type of their own.
 NO_THREAD = ("can't start new thread", os.strerror(errno.EAGAIN))
 
 # The no-break spaces of French, and the space of Chinese and Japanese.
@@ -30,7 +30,7 @@ ZERO_WIDTH_SPACE, UNSPACED_LETTERS = "\u200b", re.compile("[\u0e00-\u109f\u1780-
 
 
 def printable(text: str) -> str:
-    """Spell out the characters of a text that a terminal would not show, or would obey."""
+    """Escape the characters of a text that a terminal would not show, or would execute."""
     if text.isprintable():
         return text
     shown, before = list[str](), " "
@@ -56,8 +56,8 @@ def is_utf8(text: str) -> bool:
 class UserError(Exception):
     """The run failed for a reason that the user can fix: *where: what is wrong; what to do*.
 
-    Each argument is a line of the message. Line breaks and terminal escapes inside it, as in the
-    name of a file, are spelled out.
+    Each argument is a line of the message. Line breaks and terminal escapes inside a line, as in
+    the name of a file, are escaped.
     """
 
     exit_code = EXIT_FAILED
@@ -81,7 +81,7 @@ def first_line(error: Exception) -> str:
 
 
 def as_user_error(error: UserError | OSError | MemoryError) -> UserError:
-    """Return the error to show, also for a system error or too little memory."""
+    """Return the error to show, also for a system error or a lack of memory."""
     if isinstance(error, UserError):
         return error
     if isinstance(error, MemoryError):

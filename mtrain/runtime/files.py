@@ -31,8 +31,8 @@ def create(path: Path) -> IO[bytes]:
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a file that is not replaced, such as a log or a lock, with the flags of `os.open`, and
-    return its descriptor; raises `OSError`, also for a link, a pipe or a directory.
+    """Open a file that is changed in place, such as a log or a lock, with the flags of `os.open`,
+    and return its descriptor; raises `OSError`, also for a link, a pipe or a directory.
     """
     try:
         # without O_NONBLOCK, opening a pipe waits for its other end
@@ -106,7 +106,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` at the end of the block, as `write_bytes` does."""
     partial = path.with_name(PARTIAL.format(path.name))
-    if path.is_dir() and not path.is_symlink():  # replacing it fails, and names the other file
+    if path.is_dir() and not path.is_symlink():  # `os.replace` would name the temporary file
         raise _refusal(path)
     try:
         with create(partial) as out:
@@ -179,7 +179,7 @@ def expand_path(text: str) -> str:
     match = VARIABLE.search(path)
     if match and match[0] in text:
         raise ValueError(f"{match[0]} is not set; set it or write the path out")
-    if match:  # it would be expanded again when the stored path is read
+    if match:  # the stored path would be expanded again
         raise ValueError(f"holds {match[0]} when it is expanded; use a path without it")
     if text and not path:
         raise ValueError(f"{text} is empty; set it or write the path out")

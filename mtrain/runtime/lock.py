@@ -1,4 +1,4 @@
-"""Locks between processes. The system releases a lock when its process ends, in whatever way."""
+"""Locks between processes. The system releases a lock when its process ends, however it ends."""
 
 import os
 import socket
@@ -47,8 +47,8 @@ class Held:
 @contextmanager
 def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Iterator[Held]:
     """Lock the file `path`, which is created if necessary and never removed. While another process
-    holds it, call `wait` with the name of that process, or raise `RefusedError`. Raises `OSError`
-    for a link, a pipe or a directory.
+    holds the lock, call `wait` with the name of that process; without `wait`, raise `RefusedError`.
+    Raises `OSError` for a link, a pipe or a directory.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def _write_name(descriptor: int) -> None:
     if os.fstat(descriptor).st_nlink > 1:
         return
     holder = Holder(os.getpid(), socket.gethostname())
-    with suppress(OSError):  # the disk may be full, which what the lock protects will report
+    with suppress(OSError):  # a full disk is reported by the writes that the lock protects
         os.ftruncate(descriptor, 0)
         os.write(descriptor, adapter_of(Holder).dump_json(holder))
 
@@ -97,4 +97,4 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return pid > 0  # others name groups of processes
+    return pid > 0  # 0 and negative numbers name groups of processes

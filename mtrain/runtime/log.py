@@ -1,4 +1,4 @@
-"""Where messages go: console, progress bar, `train.log`."""
+"""Logging to the console, a progress bar and `train.log`."""
 
 import logging
 import os
@@ -21,9 +21,9 @@ logger = logging.getLogger("mtrain")
 
 
 def _spell_out(record: logging.LogRecord) -> bool:
-    """Make the arguments of a message printable: names and text from outside may hold line breaks,
-    which would forge a line of a log, and escapes, which a terminal would obey. A `UserError` is
-    printable already.
+    """Make the arguments of a message printable: names and text from outside may contain line
+    breaks, which would forge a line of a log, and escapes, which a terminal would execute. A
+    `UserError` is printable already.
     """
     if isinstance(record.args, tuple):
         record.args = tuple(
@@ -72,7 +72,7 @@ _LABELS = {logging.WARNING: ("warning:", YELLOW), logging.ERROR: ("error:", RED)
 
 
 def set_up_console(*, times: bool = False, level: int | None = None) -> None:
-    """Log to stderr from a level on, by default the present one. If `times`, begin each record with
+    """Log to stderr from a level on, by default the current one. If `times`, begin each record with
     the time, unless stderr is a terminal.
     """
     handler = ConsoleHandler(_console_level() if level is None else level)
@@ -101,7 +101,7 @@ def is_on_terminal() -> bool:
 
 
 def add_log_file(path: Path) -> None:
-    """Log to this file, too, in place of an earlier one; raises `OSError`."""
+    """Also log to this file, instead of an earlier one; raises `OSError`."""
     close_log_files()
     handler = LogFile(TextIOWrapper(files.append(path), encoding="utf-8"))
     handler.setLevel(logging.INFO)

@@ -36,8 +36,8 @@ class Stop:
     """A request to stop, by a signal or a time limit.
 
     The signal handler only stores the request, since a save inside it could see an unfinished step.
-    A second signal ends the process at once, from a thread: a handler runs only after a call into a
-    library has returned, which may take minutes.
+    At a second signal, a thread ends the process at once: a handler would run only after the
+    current call into a library returns, which may take minutes.
     """
 
     time_limit: float | None = None  # seconds after `started`

@@ -1,9 +1,9 @@
-"""Worker processes: each takes a task when it is free; results come in the order of the tasks.
+"""Worker processes: each gets a task when it is free; results come in the order of the tasks.
 
 Each process has its own pipe, which closes when the process dies. In a
-`concurrent.futures.ProcessPoolExecutor` all share one pipe and its lock: if a process is killed
-while it sends a result, the executor waits for ever (seen with Python 3.11). The executor also ends
-processes by SIGTERM, which is blocked here.
+`concurrent.futures.ProcessPoolExecutor` all processes share one pipe and its lock: if a process is
+killed while it sends a result, the executor waits for ever (seen with Python 3.11). The executor
+also ends processes with SIGTERM, which is blocked here.
 """
 
 import ctypes
@@ -29,8 +29,8 @@ from mtrain.runtime.stop import EXIT_CODES
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-# The function for tasks. Unless the process is forked, it must be picklable, like a `partial` of a
-# module's function.
+# The function that does a task. Unless the process is forked, it must be picklable, as is a
+# `partial` of a module's function.
 Work = Callable[[Task], Result]
 
 Worker = tuple[BaseProcess, Connection]  # a process, and this process's end of its pipe
@@ -45,8 +45,8 @@ PR_SET_PDEATHSIG = 1  # option of prctl: a signal for this process when its pare
 
 
 def available_threads() -> int:
-    """Return the number of cores that this process may use, by its affinity and by the quotas of a
-    container, a job or a user: with more threads than that, the system would pause them in turn.
+    """Return the number of cores that this process may use, by its affinity and by the CPU quotas
+    of its container, job or user: beyond a quota, the system would pause the threads.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -86,7 +86,7 @@ def map_tasks(
     check_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Result]:
     """Yield the result of `work` for each task, in order, from up to `number` processes. A process
-    starts when a task waits for one, and tasks are read when they are needed. Closing the generator
+    starts when a task waits for one, and tasks are read when needed. Closing the generator
     ends the processes. Raises the `UserError` of a process, or one with `died_message` if a process
     dies. `check_stop` is called regularly while results are awaited, and may raise.
 
@@ -151,8 +151,8 @@ def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:
 
 
 def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Worker:
-    """Start a process; `pipes` lead to the earlier ones. It blocks the signals that ask a job to
-    stop, since only this process acts on them.
+    """Start a process; `pipes` lead to the earlier ones. The new process blocks the signals that
+    request a stop, since only this process acts on them.
     """
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
@@ -175,8 +175,8 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
 
 
 def _work_forked(pipes: list[Connection], target: Callable[[], None]) -> None:
-    """Do the work of a forked process. It has all open files of its parent, so it closes the
-    parent's ends of pipes.
+    """Do the work of a forked process, which inherits all open files: close the parent's ends of
+    pipes first.
     """
     for pipe in pipes:
         pipe.close()
@@ -184,8 +184,8 @@ def _work_forked(pipes: list[Connection], target: Callable[[], None]) -> None:
 
 
 def _work(parent: int, pipe: Connection, work: Work[Any, Any]) -> None:
-    """Do the tasks that arrive, until the other end of the pipe is closed. Under Linux the process
-    dies with its parent, whose locks a forked one would keep otherwise.
+    """Do the tasks that arrive, until the other end of the pipe is closed. On Linux the process
+    dies with its parent: a forked process that survived would keep the parent's locks.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -339,13 +339,13 @@ MISTAKES = [
     ("train {config} --json", 2, ["--json: needs --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off; set"]),
-    ("check", 2, ["no config is given; give it as the first argument or by -c/--config"]),
+    ("check", 2, ["no config is given; give it as the first argument or with -c/--config"]),
     ("verify {run} -m {run}", 2, ["-m/--model: only one path can be given", "leave out the other"]),
     ("verify -m {run} -m {run}", 2, ["-m/--model: only one path can be given"]),
     (
         "average -o {tmp}/mean",
         2,
-        ["no run or checkpoint directory is given; give it as the first argument or by -m/"],
+        ["no run or checkpoint directory is given; give it as the first argument or with -m/"],
     ),
     (
         "config keys trian",
@@ -692,7 +692,7 @@ def test_sentences_of_the_command_line_are_translated(
     assert (odd.code, odd.out.count("\n"), odd.err) == (0, 1, "")
     result = command("translate", run_dir, "nofile.txt")
     assert (result.code, result.out.count("\n")) == (0, 1)
-    warning = "nofile.txt: no such file, so this is taken as text; name a file with -i"
+    warning = "nofile.txt: no such file, so this is translated as text; name a file with -i"
     assert result.err == f"warning: {warning}\n"
 
 
@@ -709,7 +709,7 @@ def test_a_misspelt_file_name_is_warned_of(
 ) -> None:
     _, texts = opening.run_and_texts(["run", sentence], None)
     assert texts == [sentence]
-    assert ("no such file, so this is taken as text" in caplog.text) == is_warned_of
+    assert ("no such file, so this is translated as text" in caplog.text) == is_warned_of
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:

@@ -282,7 +282,7 @@ ADDED = [
     ("train: {augment: {upper: 1.5}}", "7: train.augment.upper: less than or equal to 1 capitals"),
     ("train: {augment: 0.1}", "7: train.augment: should be a mapping of settings"),
     ("train: {augment: {upper: 0.6, title: 0.5}}", "7: train.augment: add up to 1.1"),
-    ("train: {init_vocabulary: own}", "7: train.init_vocabulary: set init_from"),
+    ("train: {init_vocabulary: own}", "7: train.init_vocabulary: set train.init_from"),
     ("train: {valid_every: 1500}", "7: train.valid_every: multiple of train.save_every change"),
     ("train:\n  lr_factor: 1.0\n  peak_lr: 1e-3", "9: train.peak_lr: give either"),
     ("train: {schedule: cosine}", "7: train.schedule: cosine needs train.peak_lr"),
