@@ -1,7 +1,7 @@
 """Find texts that lost their accents, such as "fur", "fuer" or "fr" for German "für".
 
 In sound text, hardly any word with an accent also occurs without it. If a fraction of the texts
-lost its accents, this fraction of each word did.
+lost their accents, the same fraction of the occurrences of each word did.
 """
 
 import unicodedata
@@ -15,7 +15,7 @@ from mtrain.corpus.language_identification import words_of
 SAMPLE = 10_000  # texts, about, that are looked at
 MIN_COUNT = 10  # texts with a word
 MIN_WORDS, MAX_WORDS = 10, 50  # with accents, the most frequent ones
-MIN_KNOWN = 2  # frequent words of the language are enough if none has an accent left
+MIN_KNOWN = 2  # this many frequent words of the language are enough if none has an accent left
 
 # Letters without a decomposition in Unicode, and how texts in ASCII often spell letters.
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ı": "i", "æ": "ae", "œ": "oe"})

@@ -1,7 +1,7 @@
-"""Which language texts are in, by frequent words or scripts.
+"""Identify the language of texts by frequent words or scripts.
 
-Most sentences of six words and more have a frequent word of their language, such as an article or
-a preposition.
+Most sentences of six words or more have a frequent word of their language, such as an article or a
+preposition.
 """
 
 import re
@@ -21,12 +21,13 @@ MIN_TEXTS = 100  # to judge the language of a whole side
 MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
 # Fractions of pairs with swapped sides, above which there is a warning and an error.
 MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
-LONG = 6  # words of a text, or letters of Chinese, that would have a frequent word of its language
-MUCH_MORE = 3  # times as many frequent words of a language indicate it
+LONG = 6  # words of a text, or letters of Chinese, among which a frequent word is expected
+MUCH_MORE = 3  # a language is indicated by this many times as many frequent words as the other
 MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words of its language
-USUAL = 0.1  # fraction of a side's texts that have a word, from which the word is usual there
-# Texts that show whether a side lacks the frequent words of its language; the fraction of words
-# that are frequent on the other side, and how much of it is left here (sound text: at least 0.17).
+USUAL = 0.1  # a word in more than this fraction of a side's texts is usual there
+# A side lacks the frequent words of its language if it has this many texts, frequent words are
+# this fraction of the other side's words, and less than `MAX_LEFT` times that of its own (sound
+# text: at least 0.17 times).
 MIN_LACKING, MIN_FREQUENT, MAX_LEFT = 400, 0.05, 0.12
 MIN_WORDS = 3  # frequent words of a third language that indicate it
 
@@ -83,9 +84,8 @@ class ThirdLanguage:
 
 
 def other_language(texts: Sequence[str], language: str) -> str:
-    """Return the language that most texts are in, if it is another one in the same script as
-    `language`; an empty text if that is not clear, or if the frequent words of `language` are not
-    known.
+    """Return the language of most texts if it is not `language`, but has the same script; an empty
+    text if that is not clear, or if the frequent words of `language` are not known.
     """
     own, texts = _words(language), texts[:: max(1, len(texts) // SIDE_SAMPLE)]
     if not own or len(texts) < MIN_TEXTS:
@@ -107,8 +107,8 @@ def other_language(texts: Sequence[str], language: str) -> str:
 def lacks_frequent_words(
     texts: Sequence[str], others: Sequence[str], language: str, other: str
 ) -> bool:
-    """Whether texts have hardly any frequent words of their language, though the other sides of
-    these pairs have those of theirs: they may have been read in a wrong encoding.
+    """Whether texts have hardly any frequent words of their language, although the other sides of
+    the pairs have those of theirs: the texts may have been read in a wrong encoding.
     """
     if len(texts) < MIN_LACKING or not _words(language) or not _words(other):
         return False
@@ -150,8 +150,8 @@ def _are_distinct(language: str, other: str) -> bool:
 
 
 def _extra_scripts(language: str, other: str) -> set[str]:
-    """Return the scripts that one of two languages has besides all those of the other, as Japanese
-    has Kana besides the characters of Chinese; an empty set for other languages.
+    """Return the scripts that one of two languages has in addition to all those of the other: Kana
+    for Japanese and Chinese; an empty set for other languages.
     """
     scripts, other_scripts = scripts_of(language), scripts_of(other)
     is_part = scripts < other_scripts or other_scripts < scripts

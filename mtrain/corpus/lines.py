@@ -23,17 +23,17 @@ CARRIAGE_RETURNS = "carriage returns removed"
 NOT_UTF8 = DROPPED + "invalid UTF-8"
 MAX_INVALID = 0.05  # warn if a larger fraction of pairs is invalid UTF-8: another encoding?
 # Maximum length in bytes of a line, cell, field or segment; a longer one is not a sentence. The
-# excess is not read into memory; the pair is dropped, or refused in a set that is scored.
+# excess is not read into memory; the pair is dropped, or refused in a scored set.
 MAX_LINE_LENGTH = 1 << 20
-CHARACTERS_A_TOKEN = 64  # at most, in ordinary text; more if a vocabulary has a longer piece
+CHARACTERS_PER_TOKEN = 64  # at most, in ordinary text; more if a vocabulary has a longer piece
 MAX_TEXT_LENGTH = MAX_LINE_LENGTH // 4  # characters of a line that a model or a vocabulary gets
-MAX_SET_BYTES = 1 << 30  # bytes of a set that is scored, which is held in memory
-LINE_OVERHEAD = 100  # bytes added to a set by each line
+MAX_SET_BYTES = 1 << 30  # bytes of a scored set, which is held in memory
+LINE_OVERHEAD = 100  # bytes that each line adds to the size of a set
 TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
 _ENCODING = "{}, not UTF-8; convert the file: iconv -f {} -t UTF-8"
-# What switches from ASCII to the letters of an encoding in bytes below 128.
+# Escape sequences that switch from ASCII to the letters of a 7-bit encoding.
 _ESCAPES = {b"\x1b$B": "ISO-2022-JP", b"\x1b$@": "ISO-2022-JP", b"\x1b$)C": "ISO-2022-KR"}
 # First bytes of files that are not UTF-8 text, and what the error says.
 _OTHER_FORMATS = {
@@ -56,7 +56,7 @@ _START_BYTES = 64  # bytes at the start of a file that show whether it is UTF-16
 # UTF-8 bytes of characters that are not ASCII.
 _CONTINUATION_BYTES, _LEADING_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
-_MANY_RETURNS = 10  # times as many carriage returns as newlines: they end the lines
+_MANY_RETURNS = 10  # times as many carriage returns as newlines show that they end the lines
 
 Row = TypeVar("Row", bound=tuple[Any, ...])  # its last two values are the texts of a pair
 MAX_CHUNK_LENGTH = 1 << 22  # characters
@@ -82,7 +82,7 @@ class Reading:
 
     root: Path = field(default_factory=Path)
     invalid_utf8: str = "error"
-    keep_blank: bool = False  # keep blank pairs, refuse long ones: for a set that is scored
+    keep_blank: bool = False  # keep blank pairs and refuse long ones: for a scored set
     counts: Counter[str] = field(default_factory=Counter)  # changed texts and dropped pairs
     check_stop: Callable[[], None] = lambda: None  # called regularly; may raise to stop a long read
     refuse: Callable[[RowError], None] = _refuse  # called with a bad row; skip it by returning
@@ -117,8 +117,8 @@ def medium_line_indices(lines: list[str], max_lines: int) -> list[int]:
 def chunked(
     rows: Iterable[Row], count: int, characters: int = MAX_CHUNK_LENGTH
 ) -> Iterator[list[Row]]:
-    """Yield rows in lists of `count`, or fewer if they are long: to bound its memory, a list ends
-    with the row that brings it to this number of characters.
+    """Yield rows in lists of `count`, or fewer if they are long: to bound memory, a list ends with
+    the row that brings it to this number of characters.
     """
     chunk, size = list[Row](), 0
     for row in rows:
@@ -132,7 +132,7 @@ def chunked(
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Join names for a message, cut after 200 characters; "none" if there are none."""
+    """Join names for a message, cut to 200 characters; "none" if there are none."""
     text = ", ".join(names)
     return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
 
@@ -217,7 +217,7 @@ def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
 
 
 def _cut_line(line: bytes, max_length: int) -> bytes:
-    """Cut a line to `max_length` bytes, less a last character whose other bytes may be cut off."""
+    """Cut a line to `max_length` bytes, without a last character that may be incomplete."""
     if len(line) <= max_length:
         return line
     line = line[:max_length]
@@ -231,8 +231,8 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 
 def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a set that is scored; raises `UserError` for a line that is too long, and
-    for a set that is too large.
+    """Yield the lines of a scored set; raises `UserError` if a line is too long or the set too
+    large.
     """
     size = 0
     for number, line in enumerate(read_file(path, counts), 1):
@@ -247,8 +247,8 @@ def add_to_set_size(size: int, line_bytes: int, name: str) -> int:
     size += line_bytes + LINE_OVERHEAD
     if size > MAX_SET_BYTES:
         raise UserError(
-            f"{name}: more than {MAX_SET_BYTES >> 30} GiB of text in a set that is scored, which "
-            "is held in memory; use a part of it"
+            f"{name}: more than {MAX_SET_BYTES >> 30} GiB of text in a scored set, which is held "
+            "in memory; use a part of it"
         )
     return size
 
@@ -264,7 +264,7 @@ def decode_lines(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[str]:
 
 
 def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
-    """Read a set that is scored as UTF-8; raises `UserError` with the first invalid line."""
+    """Read the lines of a scored set; raises `UserError` with the first line that is not UTF-8."""
     lines = []
     for number, line in enumerate(scored_lines(path, counts), 1):
         try:
@@ -347,7 +347,7 @@ def _refuse_lone_returns(start: bytes, path: Path) -> None:
 
 
 def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
-    """Decode line `number` of a corpus file; None if it is too long or not UTF-8, and left out."""
+    """Decode line `number` of a corpus file; None if it is left out, as too long or not UTF-8."""
     if len(line) > MAX_LINE_LENGTH:
         reading.drop_long(f"{path}:{number}", number)
         return None

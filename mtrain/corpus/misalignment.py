@@ -1,7 +1,7 @@
-"""Tests for corpora whose sides do not belong together: shifted lines, the same text on both sides.
+"""Detect corpora whose sides do not belong together: shifted lines, the same text on both sides.
 
 The translation of a longer sentence is longer. Where lengths do not correlate, or correlate better
-if the sides are shifted, lines were lost or shuffled on one side; line counts do not show that.
+if one side is shifted, lines were lost or shuffled on one side; line counts do not show that.
 """
 
 import math
@@ -17,10 +17,10 @@ SMALL_TEXT, SMALL_WINDOW = 5000, 150  # pairs
 MAX_WINDOWS = 1000  # spread over the corpus, whatever its size
 MIN_PAIRS = 100  # fewer are not tested
 MIN_CORRELATION = 0.25  # of the logarithms of lengths; unrelated lines have 0 +- 0.05
-HIGH_CORRELATION = 0.5  # need not exceed that of shifted lines; neighbouring lines correlate, too
+HIGH_CORRELATION = 0.5  # enough, even if shifted lines correlate as well: neighbouring lines may
 MAX_SHIFT = 10  # lines
-MUCH_BETTER = 0.2  # shifted lines that correlate better by more than this mean a shift
-MIN_GAIN = 0.1  # over shifted lines: lengths that recur, as in groups of captions, correlate anyway
+MUCH_BETTER = 0.2  # if shifted lines correlate better by more than this, lines are shifted
+MIN_GAIN = 0.1  # over shifted lines, which may correlate by chance, as in groups of captions
 MIN_SPREAD = 0.1  # standard deviation; lengths that hardly vary cannot correlate
 MIN_RELATIVE_SPREAD = 0.4  # fraction of the standard deviation of the whole corpus
 MAX_EQUAL = 0.3  # fraction of pairs with equal sides
@@ -91,7 +91,7 @@ def _unrelated(windows: list[tuple[int, int]], lengths: list[NDArray[np.int64]])
 
 
 def _is_related(sides: NDArray[np.float64]) -> bool:
-    """Whether logarithms of lengths correlate, and line for line better than if lines shift."""
+    """Whether logarithms of lengths correlate, and better line by line than if shifted."""
     src, tgt = ((sides - sides.mean(axis=0)) / sides.std(axis=0)).T
     correlation = np.correlate(src, tgt, "full") / len(src)  # at every shift
     middle = len(src) - 1

@@ -1,8 +1,8 @@
 """Parquet files, read in bounded memory: a few bytes may decompress to gigabytes of text.
 
-The sizes of columns in the footer may be wrong. So the header of each page is read first, for its
-sizes and whether rows share its texts. A header is a struct of parquet.thrift in Thrift's compact
-protocol.
+The sizes of columns in the footer may be wrong. Therefore the header of each page is read first: it
+has the page's size and shows whether rows share texts. A header is a struct of parquet.thrift in
+Thrift's compact protocol.
 """
 
 import mmap
@@ -35,7 +35,7 @@ def read_number(data: mmap.mmap | BytesIO) -> int:
 
 def _signed(data: mmap.mmap) -> int:
     """Read a signed number of 32 bits, encoded as 0, -1, 1, -2, ...; raises `LookupError` for more
-    bits, of which other readers keep 32.
+    bits, which other readers truncate.
     """
     number = read_number(data)
     if number >> 32:
@@ -51,7 +51,7 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
     while head := data.read_byte():
         step, kind = head >> 4, head & 15
         number = number + step if step else _signed(data)
-        if not kind or not 0 < number < 100 or number in fields:  # readers differ in these
+        if not kind or not 0 < number < 100 or number in fields:  # which readers treat differently
             raise LookupError
         fields[number] = None
         if kind in _INTEGERS:

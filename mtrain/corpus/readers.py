@@ -1,4 +1,4 @@
-"""Corpora as pairs of strings that stay aligned: their names, a first scan, their rows."""
+"""Read corpora as pairs of strings that stay aligned; name them, and count and hash their text."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ CHUNK, CHUNK_CHARACTERS = 1000, 1 << 18  # rows and characters processed at a ti
 
 
 class UnequalError(UserError):
-    """Sides of unequal length; the shorter side ends after `pairs` pairs."""
+    """The sides have different numbers of lines; the shorter side ends after `pairs` pairs."""
 
     def __init__(self, message: str, pairs: int) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """A validation or test set, line for line, and its entry in the config."""
+    """A validation or test set in memory, line by line, and its entry in the config."""
 
     corpus: Corpus
     sources: list[str]
@@ -82,7 +82,9 @@ class ScoredText:
 
 
 def reading_of(config: Config, **options: Any) -> Reading:
-    """Return the options for reading the corpora of a config; `options` are further ones."""
+    """Return the options for reading the corpora of a config; `options` are other fields of
+    `Reading`.
+    """
     return Reading(Path(config.data.root or ""), config.data.invalid_utf8, **options)
 
 
@@ -107,7 +109,7 @@ def files_of(corpus: Corpus, root: Path) -> list[Path]:
 
 
 def settings_of(corpus: Corpus) -> list[object]:
-    """Return the settings that a scan of a corpus's files depends on."""
+    """Return the settings, other than files, that the scan of a corpus depends on."""
     files = {"src", "tgt"} if isinstance(corpus, TextCorpus) else {"file"}
     return list(corpus.model_dump(exclude={"weight", *files}).items())
 
@@ -136,7 +138,7 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, FileCorpus):
         return Scan(*scan_table(corpus, reading))
     digest, count = hashlib.sha256(), 0
-    dropping = Reading(reading.root, "drop")  # reading refuses such rows if it has to
+    dropping = Reading(reading.root, "drop")  # `read_pairs` refuses such rows if it must
     for _, *pair in read_rows(corpus, dropping):
         reading.check_stop()
         for text in pair:
@@ -188,8 +190,8 @@ def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
 def skim(
     corpus: Corpus, reading: Reading, step: int, wanted: Collection[str]
 ) -> Iterator[tuple[bool, bool, TextRow]]:
-    """Yield every `step`-th row of a corpus and each row whose source has its plain form in
-    `wanted`, with stripped texts. The flags before a row: whether it is a `step`-th row, and
+    """Yield every `step`-th row of a corpus, and each row whose source has its plain form in
+    `wanted`, with stripped texts. Two flags precede a row: whether it is a `step`-th row, and
     whether its source is wanted.
     """
     start = 0
@@ -204,8 +206,8 @@ def skim(
 
 
 def plain_forms(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts without case, white space, punctuation and symbols. A text that has nothing else,
-    or is very long, is only stripped.
+    """Yield texts without case, white space, punctuation and symbols. A text that consists of these
+    only, or is very long, is only stripped.
     """
     for chunk in chunked(((text, "") for text in texts), CHUNK, CHUNK_CHARACTERS):
         short = ["" if len(text) > CHUNK_CHARACTERS else text for text, _ in chunk]
@@ -243,7 +245,7 @@ def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
             raise UnequalError(message, number - 1)
         src_text = decode_line(src, number, src_line, reading)
         if src_text is None:
-            continue  # a pair is counted once
+            continue  # count an invalid pair only once
         tgt_text = decode_line(tgt, number, tgt_line, reading)
         if tgt_text is not None:
             yield number, src_text, tgt_text

@@ -1,4 +1,4 @@
-"""Pairs from files with a column for each side, and from Hugging Face datasets.
+"""Read pairs from files with a column for each side, and from Hugging Face datasets.
 
 `FORMATS` has an entry for each file format; a new format needs a reader, and its suffix in
 `config.corpora`. Rows are numbered from 1; in a file of lines, a row has the number of its line.
@@ -53,19 +53,19 @@ _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 BATCH_BYTES = 1 << 27  # approximate bytes of rows read at a time
 
-Row = tuple[int, Any, Any]  # number, source and target, which may not be texts
+Row = tuple[int, Any, Any]  # number, and source and target, which need not be texts
 TextRow = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
 class Format:
-    """Functions for a file format: `read` yields the rows; `count` returns their number, given the
-    number of lines, if these differ.
+    """Functions for a file format: `read` yields the rows. `count` returns their number, given the
+    number of lines; None: each line is a row.
     """
 
     read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
     count: Callable[[FileCorpus, Path, Reading, int], int] | None = None
-    before_number: str = ":"  # what messages put between a file's name and the number of a row
+    before_number: str = ":"  # between a file's name and the number of a row, in messages
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
@@ -86,7 +86,7 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
 
 
 def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the numbered pairs of a Hugging Face dataset or local directory; raises `UserError`."""
+    """Yield the numbered pairs of a Hugging Face dataset or local folder; raises `UserError`."""
     name = f"dataset {dataset_name(corpus)}"
     rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
     return _texts(rows, corpus, f"{name}: row ", reading)
@@ -106,17 +106,19 @@ def dataset_name(corpus: HubCorpus) -> str:
 
 
 def _texts(
-    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, place: str, reading: Reading
+    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, location: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Yield the rows that are two texts, and drop or refuse others; errors name `place` and row."""
+    """Yield the rows that are two texts, and drop or refuse others; errors name `location` and
+    row.
+    """
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             name, value = (corpus.tgt, tgt) if isinstance(src, str) else (corpus.src, src)
             kind = "null" if value is None else f"of the type {type(value).__name__}"
             reason = f"{name} is {kind}, not text; fix or remove the row"
-            reading.refuse(RowError(f"{place}{number}", number, reason))
+            reading.refuse(RowError(f"{location}{number}", number, reason))
         elif is_too_long(src) or is_too_long(tgt):
-            reading.drop_long(f"{place}{number}", number)
+            reading.drop_long(f"{location}{number}", number)
         elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
         else:
@@ -124,7 +126,7 @@ def _texts(
             if reading.invalid_utf8 == "error":
                 reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
                 reason += "drop to leave such pairs out"
-                reading.refuse(RowError(f"{place}{number}", number, reason, "encoding"))
+                reading.refuse(RowError(f"{location}{number}", number, reason, "encoding"))
 
 
 # --- TSV, JSON lines and Parquet ----------------------------------------------------------------
@@ -143,11 +145,11 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     header = list[str]()
     if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
-        # if line 1 was not UTF-8, it was skipped: there is no header
+        # a first line that is not UTF-8 was skipped: then there is no header
         header = first.split("\t") if number == 1 else []
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
-    least, columns = max(src, tgt) + 1, len(header)  # `columns`: those of the first row
-    first_lines: dict[str, int] = {}  # of the kinds of odd rows
+    least, columns = max(src, tgt) + 1, len(header)  # `columns`: number of columns of the first row
+    first_lines: dict[str, int] = {}  # the first line of each kind of odd row
 
     def count(odd: str) -> None:
         reading.counts[f"{odd}, from line {first_lines.setdefault(odd, number)} on"] += 1
@@ -209,7 +211,8 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
     quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
     for number, line in _decoded_lines(path, reading):
         try:
-            # slower, only if a field may occur twice: its name does, or may be spelled by an escape
+            # the hook is slow, so use it only if a field may occur twice: its name does, or an
+            # escape may spell it
             if "\\" in line or any(line.count(name) > 1 for name in quoted):
                 row = json.loads(line, object_pairs_hook=partial(_object, wanted))
             else:
@@ -225,7 +228,7 @@ def _fault(line: str, error: Exception) -> str:
         case LookupError():
             return str(error.args[0])
         case RecursionError():
-            return "not JSON: nested too deep"
+            return "not JSON: nested too deep; fix or remove the line"
         case json.JSONDecodeError() if is_blank(line):
             return "blank; remove the line"
         case json.JSONDecodeError():
@@ -241,7 +244,7 @@ def _object(wanted: set[Any], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     counts = Counter(name for name, _ in pairs if name in wanted)
     for name, count in counts.items():
         if count > 1:
-            raise LookupError(f"the field {name} occurs twice")
+            raise LookupError(f"the field {name} occurs twice; remove one")
     return dict(pairs)
 
 
@@ -261,7 +264,9 @@ def _field(row: Any, name: str) -> Any:
 
 
 def _paths(row: dict[str, Any]) -> Iterator[str]:
-    """Yield the names of an object's fields, and instead of one that is an object, those in it."""
+    """Yield the names of an object's fields; for a field that is an object, dotted names of its
+    fields.
+    """
     for name, value in row.items():
         inner = value if isinstance(value, dict) else {}
         yield from (f"{name}.{part}" for part in inner) if inner else (name,)
@@ -322,7 +327,7 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
 
 
 def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
-    """Load a local directory of files of one kind."""
+    """Load a local folder of files of one kind."""
     from datasets import load_dataset
 
     name = corpus.dataset
@@ -331,36 +336,36 @@ def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> A
         return load_dataset(reader, data_files=files, **options)
     options |= _local_csv_options(chain.from_iterable(files.values()))
     dataset = load_dataset(reader, data_files=files, **options)
-    # not known before a streamed row is read
+    # a streamed dataset has no column names until a row is read
     if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
         raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
     return dataset
 
 
 def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
-    """Load a dataset of the hub that has files of known kinds, and no files from elsewhere."""
+    """Load a dataset from the hub; refuse files of unknown kinds and files from elsewhere."""
     from datasets import load_dataset, load_dataset_builder
 
     name = corpus.dataset
     if name.startswith(("/", ".")):
-        raise UserError(f"dataset {name}: no such directory: {(root / name).absolute()}")
+        raise UserError(f"dataset {name}: no such folder: {(root / name).absolute()}")
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
             f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "
-            "of the hub or a local directory"
+            "of the hub or a local folder"
         )
     builder = load_dataset_builder(name, corpus.name)
     for file in chain.from_iterable((builder.config.data_files or {}).values()):
         if not file.startswith("hf://"):
             raise UserError(
                 f"dataset {name}: its card names {file}, which is not part of the dataset; name a "
-                "local directory with the files"
+                "local folder with the files"
             )
     # the reader whose class the builder is, or derives from
     modules = (base.__module__.removeprefix(f"{_READERS}.") for base in type(builder).__mro__)
     readers = {module.split(".")[0] for module in modules}
     if readers.isdisjoint({*SUFFIXES.values(), "cache"}):
-        raise UserError(f"dataset {name}: its files must be {_KINDS}")
+        raise UserError(f"dataset {name}: its files are not {_KINDS}; convert them")
     options |= _csv_options(corpus) if "csv" in readers else {}
     return load_dataset(name, corpus.name, **options)
 
@@ -385,8 +390,8 @@ def _local_csv_options(files: Iterable[str]) -> dict[str, Any]:
 
 
 def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
-    """Return the reader for the files of a local dataset, and the files of each split. Its card is
-    not read: it may name any file or address.
+    """Return the reader for the files of a local dataset, and the files of each split. The card of
+    the dataset is not read: it may name any file or address.
     """
     import datasets
 
@@ -398,7 +403,7 @@ def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
             if readers:
                 by_reader.setdefault(readers[0], {}).setdefault(split, []).append(path)
     if "arrow" in by_reader:
-        by_reader.pop("json", None)  # in which the library describes Arrow files
+        by_reader.pop("json", None)  # the library describes Arrow files in JSON files
     if len(by_reader) != 1:
         found = ", ".join(sorted(by_reader)) or "none"
         raise UserError(f"dataset {directory}: needs files of one kind, {_KINDS}; it has {found}")

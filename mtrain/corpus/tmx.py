@@ -3,7 +3,7 @@
 The parser is expat, not ElementTree, because it can bound attributes and open tags and refuse
 entities.
 
-The text of a language is the unit's variant with exactly its code, or else the first variant of
+The text of a language is the unit's variant with exactly this code, or else its first variant in
 that language: `en` matches `EN`, or else `en-US`; `en-US` does not match `en`. If both languages of
 a pair match one variant, the longer code gets it.
 
@@ -28,7 +28,7 @@ from mtrain.corpus.lines import (
 )
 from mtrain.runtime.errors import UserError
 
-SEVERAL = "units with several texts in a language; only the first is used"
+SEVERAL_TEXTS = "units with several texts in a language; only the first is used"
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 MAX_DEPTH = 200  # of nested elements; ordinary files have about ten
 MAX_NAMES = 1000  # of elements and attributes, which the parser keeps; TMX has about sixty
@@ -52,7 +52,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
             has_pairs = True
             codes = [code for code, _ in unit]
             if any(codes.count(codes[index]) > 1 for index in indices):
-                reading.counts[SEVERAL] += 1
+                reading.counts[SEVERAL_TEXTS] += 1
             yield number, unit[indices[0]][1], unit[indices[1]][1]
         elif unit is TOO_LARGE:
             has_pairs = True
@@ -70,7 +70,7 @@ def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> i
     """Return the number of units of a file; raises `UserError` as `read_tmx` does."""
     count_reading = Reading(check_stop=reading.check_stop)
     pairs = sum(1 for _ in read_tmx(corpus, path, count_reading))
-    return pairs + count_reading.counts.total() - count_reading.counts[SEVERAL]
+    return pairs + count_reading.counts.total() - count_reading.counts[SEVERAL_TEXTS]
 
 
 def _find_variants(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
@@ -111,7 +111,7 @@ class _UnitParser:
         self.units: list[Unit] = []  # complete units
         self.count = self.fed = 0  # units begun, bytes parsed
         self.depth = self.codes = 0  # open elements: all, and those in an inline code
-        self.unit: Unit | None = None  # that is open
+        self.unit: Unit | None = None  # the open unit
         self.size = 0  # of the open unit, as for MAX_UNIT_LENGTH
         self.language = ""  # of the variant
         self.names: set[str] = set()  # of elements and attributes
@@ -146,20 +146,21 @@ class _UnitParser:
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self.names.update((name, *attributes))
         if len(self.names) > MAX_NAMES:
-            raise self._failure(f"more than {MAX_NAMES:,} names of elements and attributes")
+            text = f"more than {MAX_NAMES:,} names of elements and attributes; give a .tmx file"
+            raise self._failure(text)
         name = name.rpartition(":")[2]
         self.depth += 1
         if self.depth == 1 and name != "tmx":
-            raise self._failure(f"not TMX: its root is <{name}>")
+            raise self._failure(f"not TMX: its root is <{name}>; give a .tmx file")
         if self.depth > MAX_DEPTH:
-            raise self._failure(f"elements nested more than {MAX_DEPTH} deep")
+            raise self._failure(f"elements nested more than {MAX_DEPTH} deep; fix the file")
         if self.parts is not None:
             if name == "seg":
-                raise self._failure("<seg> within <seg>")
+                raise self._failure("<seg> within <seg>; fix the file")
             if self.codes or name in CODES:  # elements within a code are part of it
                 self.codes += 1
         elif name == "tu" and self.unit is not None:
-            raise self._failure("<tu> within <tu>")
+            raise self._failure("<tu> within <tu>; fix the file")
         elif name == "tu":
             self.count += 1
             self.unit, self.size = [], 0

@@ -11,7 +11,7 @@ import regex
 from numpy.typing import NDArray
 
 from mtrain.config.schema import FilterConfig
-from mtrain.corpus.lines import CHARACTERS_A_TOKEN, DROPPED
+from mtrain.corpus.lines import CHARACTERS_PER_TOKEN, DROPPED
 from mtrain.corpus.readers import Pair
 from mtrain.runtime.errors import RefusedError
 
@@ -48,7 +48,7 @@ class Selection:
         """Keep the pairs that may be short enough in tokens, because encoding takes fifty times the
         memory of a text.
         """
-        limit = self.max_length * max(CHARACTERS_A_TOKEN, longest_piece)
+        limit = self.max_length * max(CHARACTERS_PER_TOKEN, longest_piece)
         kept = [pair for pair in pairs if len(pair[0]) <= limit and len(pair[1]) <= limit]
         dropped[DROPPED + self._too_long] += len(pairs) - len(kept)
         return kept

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config, DecodeConfig, override_decode
-from mtrain.corpus.lines import CHARACTERS_A_TOKEN, MAX_TEXT_LENGTH, shorten_text
+from mtrain.corpus.lines import CHARACTERS_PER_TOKEN, MAX_TEXT_LENGTH, shorten_text
 from mtrain.data.batches import SpecialIds
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.building import build, check_weights, shape_of
@@ -116,7 +116,7 @@ class LoadedModel:
         number of tokens, except for runs of blanks. SentencePiece needs about 50 times the memory
         of its text.
         """
-        longest = max(CHARACTERS_A_TOKEN, self.tokenizer.longest_piece)
+        longest = max(CHARACTERS_PER_TOKEN, self.tokenizer.longest_piece)
         return min(tokens * longest, MAX_TEXT_LENGTH)
 
     def encode_sources(self, lines: list[str]) -> Encoded:

@@ -313,10 +313,10 @@ def test_a_set_too_large_for_memory_is_refused(
     )
     assert len(read_scored_text(corpus, Reading(keep_blank=True), "")) == 100
     monkeypatch.setattr(text, "MAX_SET_BYTES", text.MAX_SET_BYTES - 1)
-    with pytest.raises(UserError, match="of text in a set that is scored"):
+    with pytest.raises(UserError, match="of text in a scored set"):
         read_scored_text(corpus, Reading(keep_blank=True), "")
     source = write(tmp_path / "source", b"one\n" * 200)
-    with pytest.raises(UserError, match=r"source: more than .* in a set that is scored"):
+    with pytest.raises(UserError, match=r"source: more than .* in a scored set"):
         read_source(source, [])
 
 
@@ -331,7 +331,7 @@ def test_a_reader_is_no_dataset(tmp_path: Path, name: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["./set", "../set", "{}/set"])
 def test_a_missing_folder_is_no_dataset_of_the_hub(tmp_path: Path, name: str) -> None:
     corpus = HubCorpus(dataset=name.format(tmp_path), split="train", src="a", tgt="b")
-    with pytest.raises(UserError, match=r"set: no such directory: /.*/set$"):
+    with pytest.raises(UserError, match=r"set: no such folder: /.*/set$"):
         list(read_pairs(corpus, Reading(tmp_path)))
 
 
@@ -486,7 +486,7 @@ def test_a_model_makes_no_text_a_thousand_times_longer(change: Callable[[Any], N
 
 def test_training_keeps_long_lines_from_the_vocabulary(tokenizer: Tokenizer) -> None:
     """A text of far more characters than the longest tokens is not cut into pieces first."""
-    most = 10 * max(text.CHARACTERS_A_TOKEN, tokenizer.longest_piece)
+    most = 10 * max(text.CHARACTERS_PER_TOKEN, tokenizer.longest_piece)
     rows, dropped = [("a" * most, "b"), ("a", "b" * (most + 1))], Counter[str]()
     selection = filters.Selection(10, FilterConfig())
     assert selection.by_characters(rows, tokenizer.longest_piece, dropped) == rows[:1]

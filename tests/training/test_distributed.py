@@ -247,7 +247,7 @@ def fail_for_memory() -> None:
 
 
 def spoil_gradient() -> None:
-    gradients.Sums.put = lambda self, *_: self.buffer.fill_(float("nan"))  # type: ignore
+    gradients.Sums.store = lambda self, *_: self.buffer.fill_(float("nan"))  # type: ignore
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
 ) -> None:
     """Pieces take times of their own; no more sums are held than are announced."""
     held, most, lock = 0, 0, Lock()
-    put, delays = Sums.put, np.random.default_rng(threads)
+    store, delays = Sums.store, np.random.default_rng(threads)
 
     def compute(piece: Batch, seed: int, sums: Sums) -> None:
         nonlocal held, most
@@ -141,7 +141,7 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
             most = max(most, held)
         time.sleep(delays.random() / 200)
         values = torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9)
-        put(sums, (values,), torch.tensor([piece.num_tokens, 1.0]))
+        store(sums, (values,), torch.tensor([piece.num_tokens, 1.0]))
         with lock:
             held -= 1
 

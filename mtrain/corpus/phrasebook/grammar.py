@@ -35,7 +35,7 @@ PLURAL = lexicon.GENDERS.index("plural")  # its row of endings, after those of t
 
 @dataclass
 class Clause:
-    """A clause before its words are put in order; `time` and `place`: in English and German."""
+    """A clause before its words are put in order; `time` and `place` are in English and German."""
 
     verb: Row
     tense: Row
