@@ -1,5 +1,5 @@
-"""Augmentation: in each epoch a different random part of the training pairs is changed, so that a
-model also learns text in capitals, without a full stop, with typing errors or with unseen numbers.
+"""Augmentation: each epoch changes other training pairs, drawn at random, so that a model also
+learns text in capitals, without a full stop, with typing errors or with unseen numbers.
 
 1. draw      a number for each pair from the seed, the epoch and the pair's index
 2. decode    the ids of the drawn pairs
@@ -43,7 +43,7 @@ class Augmenter:
         self.symbol_ids = {tokenizer.processor.piece_to_id(symbol) for symbol in symbols}
 
     def change(self, pairs: IdPairs, rows: NDArray[np.int64], epoch: int) -> IdPairs:
-        """Return pairs of ids as an epoch sees them; `rows` are their indices in the store."""
+        """Return pairs of ids as an epoch uses them; `rows` are their indices in the store."""
         result, hashes = list(pairs), _hashes(self.seed, epoch, rows)
         # a number in [0, 1) for each pair; the fractions of the settings divide this range
         changes = np.searchsorted(self.ends, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
@@ -74,7 +74,7 @@ class Augmenter:
     def _encode(
         self, sides: list[Ids], tags: list[Ids], texts: list[str], changed: list[str]
     ) -> list[Ids]:
-        """Return the ids of all sides, with those of changed texts encoded anew after their tag."""
+        """Return the ids of all sides; a changed text is encoded again and put after its tag."""
         indices = [n for n, text in enumerate(changed) if text != texts[n] and not is_blank(text)]
         result, encoded = list(sides), self.tokenizer.encode([changed[n] for n in indices])
         for n, ids in zip(indices, encoded, strict=True):
@@ -82,7 +82,7 @@ class Augmenter:
         return result
 
     def _change(self, name: str, src: str, tgt: str, draw: Draw) -> tuple[str, str]:
-        """Return the text of a pair after the change that setting `name` asks for."""
+        """Return the text of a pair after the change of the setting `name`."""
         match name:
             case "upper":
                 return self._outside_symbols(src, str.upper), self._outside_symbols(tgt, str.upper)

@@ -1,4 +1,4 @@
-"""Batches within a token budget over a tokenized store.
+"""Batches of tokenized pairs within a token budget.
 
 Their order is a pure function of the seed, the epoch and the number of micro-batches in a step.
 """
@@ -30,7 +30,7 @@ CHUNK = 4000  # pairs augmented and sampled at a time; sampling depends on it
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids that frame and fill sequences."""
+    """Ids of padding and of the beginning and end of sequences."""
 
     pad: int
     bos: int
@@ -77,7 +77,9 @@ class Batch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A table for sequences: the index of the first place of each in the flattened table."""
+    """Where sequences are in a table: the index of the first token of each in the flattened table
+    (`starts`), and the shape of the table.
+    """
 
     starts: NDArray[np.int64]
     shape: tuple[int, int]
@@ -91,8 +93,8 @@ def pad(
     eos: bool,
     layout: Layout | None = None,
 ) -> torch.Tensor:
-    """Write sequences, with bos and eos, into a table (B, L) of padding, in rows of their own
-    unless `layout` is given. Only this pads.
+    """Write sequences, with bos and eos if requested, into a table (B, L) of padding, each into its
+    own row unless `layout` is given. No other function pads training batches.
     """
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     starts, shape = layout or _own_rows(lengths + bos + eos)
@@ -128,14 +130,14 @@ def lengths_of(pairs: Iterable[tuple[Ids, Ids]]) -> NDArray[np.int64]:
 
 
 def _own_rows(lengths: NDArray[np.int64]) -> Layout:
-    """Lay sequences out in rows of their own, as wide as the longest."""
+    """Lay out each sequence in its own row, as wide as the longest."""
     width = int(lengths.max(initial=0))
     return Layout(np.arange(len(lengths)) * width, (len(lengths), width))
 
 
 def _packed_rows(lengths: NDArray[np.int64], width: int) -> tuple[Layout, Layout]:
-    """Lay sources and targets out in common rows of `width` tokens. A pair starts a row if it has
-    no room in the last one.
+    """Lay out sources and targets in rows of `width` tokens, several pairs per row. A pair that
+    does not fit into the current row starts the next one.
     """
     rows, columns = np.zeros(len(lengths), np.int64), np.zeros_like(lengths)
     row = src_end = tgt_end = 0
@@ -154,7 +156,7 @@ def _pack(lengths: NDArray[np.int64], width: int) -> list[list[int]]:
     """
     rows: list[list[int]] = []
     open_rows: deque[list[Any]] = deque(maxlen=OPEN_ROWS)  # source room, target room, pairs
-    for pair, (src, tgt) in enumerate(lengths.tolist()):  # a microsecond or two for each pair
+    for pair, (src, tgt) in enumerate(lengths.tolist()):  # takes a microsecond or two per pair
         for row in open_rows:
             if row[0] >= src and row[1] >= tgt:
                 break
@@ -169,18 +171,18 @@ def _pack(lengths: NDArray[np.int64], width: int) -> list[list[int]]:
 
 
 def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Cut rows into batches of similar lengths with rows x max(S, T) <= max_tokens, and return
-    their indices. A row longer than the budget is a batch by itself.
+    """Divide pairs into batches of similar lengths with pairs x max(S, T) <= max_tokens, and return
+    the indices of each batch. A pair longer than the budget is a batch by itself.
 
-    `lengths` (rows, 2) counts eos. To get G * G batches, rows are sorted by target length, cut into
-    G groups, and sorted by source length within each group. Thus both source and target get little
-    padding, which a single sort does not achieve.
+    `lengths` (pairs, 2) counts eos. To get G * G batches, pairs are sorted by target length, cut
+    into G groups, and sorted by source length within each group. Thus both source and target get
+    little padding, which a single sort does not achieve.
     """
     if not len(lengths):
         return []
     longest = lengths.max(1)
     by_target = np.lexsort((lengths[:, 0], lengths[:, 1]))
-    # groups have equal numbers of tokens, not of rows, because batches do
+    # groups have equal numbers of tokens, not of pairs, because batches do
     tokens = np.cumsum(longest[by_target])
     groups = max(1, round((tokens[-1] / max_tokens) ** 0.5))
     group = np.minimum(tokens * groups // (tokens[-1] + 1), groups - 1)
@@ -191,7 +193,7 @@ def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
 
 
 def batch_by_length(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Cut rows as `batch_by_tokens` does, by a single length (rows,) of each; shortest first."""
+    """Divide sequences as `batch_by_tokens` does pairs, by their lengths (n,); shortest first."""
     order = np.argsort(lengths, kind="stable")
     return _cut(order, lengths[order], max_tokens)
 
@@ -199,9 +201,9 @@ def batch_by_length(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
 def pack_by_tokens(
     lengths: NDArray[np.int64], max_tokens: int, widths: Sequence[int]
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Pack pairs into rows of the first of `widths`, in ascending order, in which they have room,
-    and cut these into batches with rows x width <= max_tokens. Return the indices of the pairs of
-    each batch, and its width.
+    """Pack each pair into a row of the smallest of `widths` (ascending) that holds it, and divide
+    these rows into batches with rows x width <= max_tokens. Return the indices of the pairs of each
+    batch, and its width.
 
     The pairs of an incomplete batch are packed into rows of the next width, so that only the last
     batch is incomplete. Pairs longer than all widths come first, in batches of `batch_by_tokens`,
@@ -226,8 +228,8 @@ def pack_by_tokens(
 def _cut(
     order: NDArray[np.int64], longest: NDArray[np.int64], max_tokens: int
 ) -> list[NDArray[np.int64]]:
-    """Cut rows into batches in this order, each as large as the budget allows; `longest` has the
-    length of each row.
+    """Cut the indices `order` into batches, each as large as the budget allows; `longest` has the
+    length of each item in this order.
     """
     batches, start = [], 0
     while start < len(order):
@@ -242,9 +244,8 @@ def _cut(
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Indices of a micro-batch's pairs, its number of target tokens with eos, the width of its rows
-    if they are packed, else 0, and the pairs themselves if their subwords were sampled or they were
-    augmented.
+    """The plan of a micro-batch: indices of its pairs, number of target tokens with eos, width of
+    packed rows (0: not packed), and the pairs themselves if sampling or augmentation changed them.
     """
 
     indices: NDArray[np.int64]
@@ -254,13 +255,13 @@ class MicroBatch:
 
 
 class TokenBatches:
-    """The training stream: every pair once an epoch, in micro-batches of at most `max_tokens`
-    padded tokens in the source and in the target.
+    """The training stream: every pair once per epoch, in micro-batches of at most `max_tokens`
+    padded tokens per side.
 
-    An epoch is a sequence of pools, each of blocks of consecutive pairs from all over the corpus.
-    A pool's content and order do not depend on earlier pools. Blocks of corpora with a weight above
-    1 occur several times; for a fractional weight the last occurrence has only a random fraction of
-    the pairs, drawn anew in each epoch.
+    An epoch is a sequence of pools. A pool consists of blocks of consecutive pairs, drawn from the
+    whole corpus; it does not depend on earlier pools. Blocks of corpora with a weight above 1 occur
+    several times; for a fractional weight the last occurrence has only a random fraction of the
+    pairs, drawn again in each epoch.
 
     Each of the `step_batches` consecutive micro-batches of a step comes from a different range of
     lengths, so that a micro-batch has little padding and a step has short and long sentences
@@ -285,7 +286,7 @@ class TokenBatches:
         self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
         self.executor, self.row_widths = ThreadPoolExecutor(1), row_widths
         self.plans_ahead = bool(sampler or augmenter or row_widths)
-        if self.plans_ahead:  # by default, its thread delays others by 5 ms for each call of torch
+        if self.plans_ahead:  # by default, the thread delays each call of torch elsewhere by 5 ms
             sys.setswitchinterval(SWITCH_INTERVAL)
         self.planned: dict[tuple[int, int], Future[list[MicroBatch]]] = {}
         self.is_closed = False
@@ -294,19 +295,19 @@ class TokenBatches:
         self.pools = max(1, math.ceil(float(pairs) / POOL))
 
     def close(self) -> None:
-        """Stop the thread, because Python does not exit before it ends."""
+        """Stop the thread: Python does not exit before it ends."""
         self.is_closed = True
         self.executor.shutdown(wait=False, cancel_futures=True)
 
     def read(self, planned: MicroBatch) -> Batch:
-        """Read the pairs of a micro-batch."""
+        """Return a planned micro-batch as a padded batch."""
         return collate(planned.pairs or self._pairs(planned.indices), self.ids, planned.width)
 
     def _pairs(self, rows: NDArray[np.int64]) -> IdPairs:
         return [self.store.pair(int(row)) for row in rows]
 
     def plan(self, epoch: int, pool: int) -> list[MicroBatch]:
-        """Return the micro-batches of a pool; reads only lengths if it need not change pairs."""
+        """Return the micro-batches of a pool. Only lengths are read unless pairs are changed."""
         if not self.plans_ahead:
             return self._plan(epoch, pool)
         following = (epoch, pool + 1) if pool + 1 < self.pools else (epoch + 1, 0)

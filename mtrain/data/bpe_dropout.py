@@ -1,7 +1,7 @@
 """BPE-dropout (Provilkov et al. 2020): text is segmented differently each time it is trained on.
 
-SentencePiece has BPE-dropout, too, but the same seed gives other results in another process. Here
-numpy segments the words of many lines at once.
+SentencePiece also has BPE-dropout, but with the same seed it draws other segmentations in another
+process. Here numpy segments the words of many lines at once.
 
 Shapes: `N` symbols of all words, concatenated.
 """
@@ -21,7 +21,7 @@ Symbols = NDArray[np.int64]
 class SubwordSampler:
     """Segments source and target at random, dropping a fraction of the merges. A side that would
     become longer than `max_length` tokens with eos keeps its usual pieces. Raises `RefusedError`
-    for a vocabulary that is not a BPE.
+    for a vocabulary that is not a BPE vocabulary.
     """
 
     def __init__(self, tokenizer: Tokenizer, dropout: float, max_length: int) -> None:
@@ -52,7 +52,7 @@ class SubwordSampler:
         self.keys = np.ascontiguousarray(keys)
 
     def draw(self, pairs: IdPairs, random: np.random.Generator) -> IdPairs:
-        """Segment pairs of ids anew; the same random numbers give the same result."""
+        """Segment pairs of ids again; the same random numbers give the same result."""
         rows = list(chain.from_iterable(pairs))
         old_and_new = zip(rows, self._segment(rows, random), strict=True)
         chosen = [old if len(new) >= self.max_length else new for old, new in old_and_new]

@@ -1,4 +1,4 @@
-"""Cache of results that many runs use, each named by a hash of all that it depends on.
+"""A cache that runs share. Each item is named by a hash of everything that it depends on.
 
 Large items, such as tokenized text, are sealed directories; facts about files are small JSON files.
 """
@@ -24,9 +24,9 @@ from mtrain.runtime.stop import Stop
 Item = TypeVar("Item")
 
 FACT_VERSION = 1  # increased when the meaning of a cached fact changes
-# Nanoseconds. Two changes within this time may leave the same modification time, so facts about
-# files that changed more recently are not cached.
-YOUNG = 2 * 10**9
+# Two changes within this time may leave the same modification time, so facts about files that
+# changed more recently are not cached.
+MIN_AGE_NS = 2 * 10**9
 WAITING = "waiting for %s, which prepares the same text"
 
 
@@ -42,7 +42,7 @@ def cache_directory() -> Path:
 
 
 def cache_key(*parts: object) -> str:
-    """Name an item by all that its content depends on."""
+    """Return the name of an item: a hash of everything that its content depends on."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -58,8 +58,8 @@ def read_cached(key: str, read: Callable[[Path], Item]) -> Item | None:
 def cached(
     key: str, read: Callable[[Path], Item], fill: Callable[[Path], None], stop: Stop
 ) -> Item:
-    """Read the item `key` with `read`; if it is missing, let `fill` write its files first, or wait
-    for another process that does. Raises `UserError` if the cache cannot be written to.
+    """Read the item `key` with `read`. If it is missing, `fill` writes its files first, unless
+    another process is doing so. Raises `UserError` if the cache cannot be written.
     """
     path, announce = cache_directory() / key, cache(partial(logger.info, WAITING))
 
@@ -69,7 +69,7 @@ def cached(
 
     item = read_cached(key, read)
     if item is not None:
-        return item  # complete and never changed again: the lock is not needed
+        return item  # without the lock: a complete item never changes
     try:
         with lock.exclusive(path.with_name(f".{key}.lock"), wait=wait):
             item = read_cached(key, read)  # another process may have written it meanwhile
@@ -79,7 +79,7 @@ def cached(
                 item = read_cached(key, read)
     except OSError as error:
         raise UserError(
-            f"{error.filename or path}: cannot keep the prepared text: {error.strerror or error}; "
+            f"{error.filename or path}: cannot store the prepared text: {error.strerror or error}; "
             "set MTRAIN_CACHE to another directory"
         ) from None
     if item is None:
@@ -98,8 +98,8 @@ def _remove_unfinished(directory: Path) -> None:
 def cached_fact(
     paths: list[Path], fact: object, compute: Callable[[], Content], type_: type[Content]
 ) -> Content:
-    """Compute a fact about the content of files, or return it from the cache as long as their
-    sizes, times and inodes are the same; `fact` identifies it.
+    """Return a fact about the content of files, from the cache as long as their sizes, times and
+    inodes are the same, or else from `compute`; `fact` identifies it.
     """
     before = _file_states(paths)
     if before is None:
@@ -112,8 +112,8 @@ def cached_fact(
             return read_json(body, type_)
     result = compute()
     latest = max(change_time for *_, change_time in before)
-    if _file_states(paths) == before and latest < time.time_ns() - YOUNG:
-        with suppress(OSError):  # a cache that cannot be written to is only slower
+    if _file_states(paths) == before and latest < time.time_ns() - MIN_AGE_NS:
+        with suppress(OSError):  # without a writable cache, this is only slower
             cache_directory().mkdir(parents=True, exist_ok=True)
             files.make_directory(path.parent.parent)
             files.make_directory(path.parent)

@@ -1,6 +1,6 @@
-"""Pairs that the training text holds more than once, found by 64-bit hashes in bounded memory.
+"""Find pairs that occur more than once in the training text, by 64-bit hashes in bounded memory.
 
-The last bits of a pair's hash choose one of many files, so that equal pairs meet in the same file.
+The last bits of a pair's hash choose one of many files, so that equal pairs are in the same file.
 Each file is sorted separately.
 """
 
@@ -20,7 +20,7 @@ CHUNK = 100_000  # pairs hashed at a time
 AT_ONCE = 1 << 22  # pairs sorted at a time
 MAX_FILES = 4096  # even if a corpus declares a huge number of pairs
 RECORD = np.dtype([("hash", "<u8"), ("number", "<u8")])
-BLOCK = 1 << 13  # bytes of the result read at a time; a byte is for eight pairs
+BLOCK = 1 << 13  # bytes of the result read at a time; a byte covers eight pairs
 
 
 def write_repeats(
@@ -58,7 +58,7 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 class Duplicates:
-    """Finds equal hashes in a sequence of about `size`, which it stores in files of `directory`."""
+    """Finds equal hashes in a sequence of about `size` hashes, stored in files of `directory`."""
 
     def __init__(self, directory: Path, size: int) -> None:
         num_files = min(1 << (size // AT_ONCE).bit_length(), MAX_FILES)
@@ -99,4 +99,4 @@ def without_repeats(pairs: Iterable[Pair], is_repeat: NDArray[np.uint8]) -> Iter
     """Leave out the pairs of a corpus that are repeats."""
     blocks = (is_repeat[start : start + BLOCK] for start in range(0, len(is_repeat), BLOCK))
     is_new = chain.from_iterable(np.unpackbits(~block).tolist() for block in blocks)
-    return compress(pairs, chain(is_new, repeat(1)))  # text that has grown is read to its end
+    return compress(pairs, chain(is_new, repeat(1)))  # if the text has grown, read it to the end

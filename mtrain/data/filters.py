@@ -26,8 +26,8 @@ _CONTROL = re.compile(
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pairs to train on, and the tag of their sources: `max_length` and `min_length` are in
-    tokens with eos and tag.
+    """The filter for training pairs, and the tag of their sources. Lengths are in tokens with eos
+    and tag.
     """
 
     max_length: int
@@ -45,8 +45,8 @@ class Selection:
     def by_characters(
         self, pairs: list[Pair], longest_piece: int, dropped: Counter[str]
     ) -> list[Pair]:
-        """Keep the pairs that may be short enough in tokens, because encoding takes fifty times the
-        memory of a text.
+        """Drop pairs that are certainly too long in tokens, before they are encoded: that takes
+        fifty times the memory of a text.
         """
         limit = self.max_length * max(CHARACTERS_PER_TOKEN, longest_piece)
         kept = [pair for pair in pairs if len(pair[0]) <= limit and len(pair[1]) <= limit]
@@ -73,8 +73,8 @@ class Selection:
         return passed
 
     def text_checks(self) -> dict[str, Callable[[Pair], bool]]:
-        """Return the filters of text by the reason to count: functions that are true for a pair to
-        drop. Raises `RefusedError` for an unknown script.
+        """Return the text filters by the reason that is counted; each returns whether to drop a
+        pair. Raises `RefusedError` for an unknown script.
         """
         settings, checks = self.filter, dict[str, Callable[[Pair], bool]]()
         if settings.identical:

@@ -1,5 +1,5 @@
-"""Mix-ups of text that make a training or a score worthless, for the start of a training and for
-`mtrain check`.
+"""Find mix-ups of text that make training or a score worthless; used at the start of training and
+by `mtrain check`.
 
 1. sample      every n-th pair of the training text
 2. swap        in most or some pairs, the source looks like the target language and vice versa
@@ -35,28 +35,26 @@ MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Number, and fraction of all different pairs, that may have the same text on a side.
 MIN_REPEATED, MAX_REPEATED = 20, 0.02
 MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may have quotes or numbers
-MIN_CELLS = 5  # texts in double quotes that hold doubled ones
+MIN_CELLS = 5  # texts in double quotes that contain doubled quotes
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 _NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
 MAX_SHOWN_LENGTH = 60  # characters
 _SPACE_BEFORE_MARK = re.compile(r"\w [,.](?!\S)")
-# What most texts of a language have, or nearly none.
+# Properties that most texts of a language have, or nearly none.
 STYLES: dict[str, Callable[[str], object]] = {
     "spaces before commas or periods": _SPACE_BEFORE_MARK.search,
     "capital letters": lambda text: text != text.lower(),
 }
 COMMON, RARE = 0.5, 0.05  # fractions of the texts
-MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as many are looked at
+MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language that are compared, about
 
-Owner = TypeVar("Owner")  # the corpus of a row
+Owner = TypeVar("Owner")  # identifies the corpus of a row
 Languages = tuple[str, str]  # of source and target
 Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
 
 
 class MixUp(NamedTuple):
-    """A mix-up within a text: its kind, as `mtrain check` names it, a message, and whether the
-    config allows it.
-    """
+    """A mix-up: its kind (`check.findings.KINDS`), a message, whether the config allows it."""
 
     kind: str
     message: str
@@ -115,8 +113,8 @@ def is_informative(row: TextRow) -> bool:
 
 
 def thin_rows(rows: Iterable[tuple[Owner, TextRow]]) -> list[tuple[Owner, TextRow]]:
-    """Keep every row, or every second, fourth, ..., so that they have at most `SAMPLE_CHARACTERS`
-    in all. Rows of more than a hundredth of that are left out.
+    """Keep every row, or every second, fourth, ... row, so that they have at most
+    `SAMPLE_CHARACTERS` in all. Rows with more than a hundredth of that are left out.
     """
     kept, step, size = list[tuple[Owner, TextRow]](), 1, 0
     short = (row for row in rows if _size(row[1]) <= SAMPLE_CHARACTERS // 100)
@@ -196,9 +194,9 @@ def style_differences(
 
 
 def _fraction(texts: Sequence[str], has_style: Callable[[str], object]) -> float:
-    """Return the fraction of evenly spaced texts that have a style."""
-    looked_at = texts[:: max(1, len(texts) // MAX_STYLED)]
-    return sum(map(bool, map(has_style, looked_at))) / len(looked_at)
+    """Return the fraction of texts that have a style, from evenly spaced ones."""
+    sample = texts[:: max(1, len(texts) // MAX_STYLED)]
+    return sum(map(bool, map(has_style, sample))) / len(sample)
 
 
 def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
@@ -246,8 +244,8 @@ def _is_quoted(text: str) -> bool:
 
 
 def _hold_all(cells: list[str], texts: Sequence[str], mark: str, least: int, quoted: int) -> bool:
-    """Whether at least `least` cells hold a mark, and nearly all texts that hold it or are quoted
-    are among them.
+    """Whether at least `least` cells contain a mark, and they are nearly all of the texts that
+    contain it, and of the texts that are quoted.
     """
     holding = sum(mark in text for text in cells)
     others = max(sum(mark in text for text in texts), quoted)
@@ -308,13 +306,13 @@ def overlap_message(same: int, pairs: int, *, is_allowed: bool) -> str:
 
 
 def _unless(key: str, is_allowed: bool, advice: str) -> str:
-    """Return what to do, or that the config allows it by a key."""
+    """Return what to do, or that a key of the config allows it."""
     return f"{key} allows it" if is_allowed else f"{advice}, or set {key}: true if it is intended"
 
 
 def _pairs_of(data: DataConfig, text: ScoredText) -> list[Pair]:
-    """Return the pairs of a set without blank sides, as `DataConfig.as_forward` turns them and in
-    their plain forms.
+    """Return the pairs of a set in their plain forms and in the direction of
+    `DataConfig.as_forward`, without those that are blank on a side.
     """
     sources, targets = text.sources, text.references
     if data.as_forward(text.corpus) is not text.corpus:

@@ -1,5 +1,5 @@
-"""Prepare all that training needs from a config's corpora: vocabulary, tokenized store,
-validation and test text.
+"""Prepare the text of a config for training: vocabulary, tokenized store, validation and test
+text.
 
 1. scan       every corpus: its number of pairs and the SHA-256 of its text
 2. sets       validation and test text, line for line
@@ -56,7 +56,7 @@ ENCODED = 10_000  # lines of a scored set that are tokenized at a time
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that training reads."""
+    """The prepared text of a config."""
 
     tokenizer: Tokenizer
     store: Store
@@ -90,7 +90,7 @@ def scan_corpus(config: Config, corpus: Corpus, stop: Stop) -> Scan:
 
 
 def weights_of(config: Config, sizes: list[int]) -> list[float]:
-    """Return how often an epoch sees each pair of each corpus: its weight, times a factor by which
+    """Return how often an epoch uses each pair of each corpus: its weight, times a factor by which
     the temperature repeats smaller corpora. `sizes` are the corpora's numbers of pairs.
     """
     power, largest = 1 / config.data.temperature - 1, max(1, *sizes)
@@ -123,7 +123,7 @@ class Preparation:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """All that training reads."""
+        """The prepared text."""
         for key, text in self.sets.items():
             self._warn_of_long_lines(key, text)
         corpora = [self._tokenized(number) for number in range(len(self.scans))]
@@ -183,7 +183,7 @@ class Preparation:
         return text
 
     def _warn_of_long_lines(self, key: str, text: ScoredText) -> None:
-        """Warn of lines that each validation cuts: sources, and references when it computes NLL."""
+        """Warn of lines that each validation cuts: sources, and references in the NLL."""
         config, decode = self.config, self.config.decode
         positions = config.data.max_length if config.model.positions == "learned" else math.inf
         src_limit = min(decode.max_source_length, positions)
@@ -200,7 +200,7 @@ class Preparation:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The existing vocabulary or that of the cache, which is trained first if needed."""
+        """The existing or cached vocabulary; if there is neither, one is trained."""
         self.stop.check()
         return existing_vocabulary(self.config) or cached(
             self._tokenizer_key, _open_tokenizer, self._train_tokenizer, self.stop
@@ -233,8 +233,8 @@ class Preparation:
         (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **options))
 
     def _sentences(self) -> Iterator[str]:
-        """Read the sentences of both sides, but no synthetic ones, of training pairs that pass the
-        filters of text and are not far too long.
+        """Yield the sentences of both sides, except synthetic ones, of training pairs that pass the
+        text filters and are not far too long.
         """
         with progress_bar(sum(scan.pairs for scan in self.scans), "pair", "sampling text") as bar:
             for number, corpus in enumerate(self.config.data.available_train):
@@ -246,7 +246,7 @@ class Preparation:
                         yield from (pair[side] for side in sides)
 
     def _read(self, number: int, counts: Counter[str]) -> Iterator[Pair]:
-        """Read a training corpus; raises `UserError` at its end if it differs from its scan: its
+        """Read a training corpus. Raises `UserError` at its end if it has changed since its scan:
         results would be cached under the hash of another text.
         """
         corpus = self.config.data.available_train[number]
@@ -275,7 +275,7 @@ class Preparation:
             duplicates.write_repeats(directory, corpora, pairs, partial(self._advance, bar))
 
     def _tokenized(self, number: int) -> TokenizedCorpus:
-        """Open the tokenized corpus in the cache, which is built first if needed."""
+        """Open the tokenized corpus in the cache; if it is missing, build it first."""
         # repeats are found in all earlier corpora, too
         first = 0 if self.config.filter.duplicates else number
         hashes = [scan.sha256 for scan in self.scans[first : number + 1]]
@@ -352,7 +352,7 @@ def refuse_worthless_text(preparation: Preparation) -> None:
 
 
 def _real_sides(corpus: Corpus) -> list[int]:
-    """Return the indices of the sides that no model made: 0 of the source, 1 of the target."""
+    """Return the indices of the sides that are not synthetic: 0 is the source, 1 the target."""
     if not isinstance(corpus, SyntheticCorpus):
         return [0, 1]
     return [1] if (corpus.synthetic_side == "src") != corpus.swap else [0]

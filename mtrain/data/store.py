@@ -65,7 +65,9 @@ class Description:
 
 @dataclass(frozen=True)
 class CorpusRange:
-    """A corpus: pairs `start` to `stop` - 1 of a store. An epoch sees each pair `weight` times."""
+    """The pairs `start` to `stop` - 1 of a store: one corpus. An epoch uses each of its pairs
+    `weight` times.
+    """
 
     start: int
     stop: int
@@ -73,7 +75,7 @@ class CorpusRange:
 
 
 class Store:
-    """Pairs of id sequences of weighted corpora. Opening takes the same time for any size."""
+    """Tokenized pairs of weighted corpora. Opening a store takes the same time for any size."""
 
     def __init__(self, corpora: list[TokenizedCorpus], weights: list[float]) -> None:
         self.corpora = corpora
@@ -119,9 +121,7 @@ def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.i
 
 
 def store_key(corpora: list[str], tokenizer: str, selection: Selection, invalid_utf8: str) -> str:
-    """Name a store by all that its content depends on. The hashes of `corpora` are those of `scan`,
-    which cover swap and tag.
-    """
+    """Return the cache key of a store; the hashes `corpora`, from `scan`, cover swap and tag."""
     settings = (selection.max_length, selection.filter.model_dump())
     return cache_key("store", FORMAT, FILTERS, corpora, tokenizer, *settings, invalid_utf8)
 

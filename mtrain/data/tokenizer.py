@@ -1,4 +1,4 @@
-"""SentencePiece: train, load, encode, decode; ids of the special pieces."""
+"""Train and use SentencePiece vocabularies; ids of the special pieces."""
 
 import hashlib
 import io
@@ -25,7 +25,7 @@ MAX_SENTENCE_BYTES = 1 << 20
 MAX_MODEL_BYTES = 64 << 20  # of a model's file; a million pieces take half of that
 MAX_PIECE_LENGTH = 1000  # characters of a piece, bytes of a character's normalization
 
-# The smallest vocabulary size for a text, in SentencePiece's error message.
+# Finds the smallest vocabulary size for a text in SentencePiece's error message.
 _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
 
 # Field numbers of SentencePiece's model and wire types, in the encoding of Protocol Buffers.
@@ -144,7 +144,7 @@ class Tokenizer:
 
     @property
     def settings(self) -> dict[str, object]:
-        """The settings of a config that a vocabulary of this kind has."""
+        """The values of the config's settings that describe this vocabulary."""
         model_type = "bpe" if self.is_bpe else "unigram"
         return {
             "vocab_size": self.vocab_size,
@@ -154,7 +154,7 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Encode texts, without bos or eos."""
-        if len(texts) < 100:  # given a list, SentencePiece starts a thread, which takes over 0.1 ms
+        if len(texts) < 100:  # for a list, SentencePiece starts a thread, which takes over 0.1 ms
             return [self.processor.encode(text) for text in texts]
         ids: list[list[int]] = self.processor.encode(texts, num_threads=1)
         return ids
@@ -186,7 +186,7 @@ class Tokenizer:
 
 
 def _longest_replacement(proto: bytes) -> int:
-    """Return the length in bytes of the longest text that normalization replaces a character by;
+    """Return the length in bytes of the longest text that replaces a character in normalization;
     raises `LookupError` or `RecursionError` if a model is truncated or malformed.
     """
     longest = 0
@@ -221,8 +221,8 @@ def train_tokenizer(
     user_symbols: Sequence[str] = (),
     **options: Any,
 ) -> bytes:
-    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the text does
-    not allow the size. `options` are those of SentencePiece's trainer.
+    """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size does
+    not suit the text. `options` are those of SentencePiece's trainer.
 
     Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
     punctuation into ASCII.
@@ -266,7 +266,7 @@ def _train(
         nonlocal failure
         try:
             yield from sentences
-        finally:  # also for KeyboardInterrupt: SentencePiece raises another error instead
+        finally:  # SentencePiece hides the error, even KeyboardInterrupt, behind one of its own
             failure = sys.exception()
 
     try:

@@ -1,6 +1,4 @@
-"""The existing vocabulary of a config: that of its run, of `train.init_from` or of
-`tokenizer.path`.
-"""
+"""Find the existing vocabulary of a config: from its run, `train.init_from` or `tokenizer.path`."""
 
 from collections.abc import Set
 from pathlib import Path

@@ -152,7 +152,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
 def test_unchanged_files_are_not_scanned_again(
     config: Config, scans: list[Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "YOUNG", -(10**9))  # those of this test are
+    monkeypatch.setattr(cache, "MIN_AGE_NS", -(10**9))  # those of this test are
     first = prepared(config)
     corpora_read = len(scans)
     assert corpora_read == len({repr(corpus) for corpus in scans})
@@ -179,7 +179,7 @@ def test_changed_files_are_scanned_again(
     known = len(scans)
     before = prepared(config).fingerprints["valid"]
     assert len(scans) > known  # they are too young for their times to be trusted
-    monkeypatch.setattr(cache, "YOUNG", -(10**9))
+    monkeypatch.setattr(cache, "MIN_AGE_NS", -(10**9))
     prepared(config)
     assert isinstance(config.data.valid, TextCorpus)
     file = Path(config.data.root or "") / config.data.valid.src
@@ -195,7 +195,7 @@ def test_changed_files_are_scanned_again(
 def test_the_scan_of_a_file_is_that_of_its_columns_and_settings(
     tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "YOUNG", -(10**9))
+    monkeypatch.setattr(cache, "MIN_AGE_NS", -(10**9))
     file, path = tmp_path / "rows.tsv", tiny_config()
     file.write_text("a\tb\tc\n")
     options = ("src: 0, tgt: 1", "src: 1, tgt: 0", "src: 0, tgt: 2", "src: 0, tgt: 1, swap: true")
@@ -302,7 +302,7 @@ def test_processes_load_no_module_of_the_working_directory(
 def test_facts_are_not_cached_through_a_link(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "YOUNG", -(10**12))
+    monkeypatch.setattr(cache, "MIN_AGE_NS", -(10**12))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (cache_directory() / "known").symlink_to(elsewhere)
