@@ -1,6 +1,6 @@
 """The gradient of a step: a binary tree over its micro-batches, and over the pieces of each.
 
-1. Blocks               give each rank a subtree: a block of micro-batches
+1. Blocks               gives each rank a subtree: a block of micro-batches
 2. pieces_of            cuts a micro-batch into pieces of rows, by its size alone
 3. ThreadedGradients    computes the pieces in threads, on a CPU
    SequentialGradients  computes whole micro-batches one after the other, on a GPU
@@ -25,7 +25,7 @@ from torch import Tensor
 from mtrain.data.batches import Batch
 from mtrain.runtime.distributed import Ranks
 
-# Maximum of padded tokens in a piece; a longer row is a piece alone.
+# Maximum number of padded tokens in a piece; a longer row is a piece by itself.
 PIECE_TOKENS = 1024
 # Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
 ALIGNED = 16
@@ -49,14 +49,14 @@ class Sums:
         ]
 
     def store(self, grads: Grads, losses: Tensor) -> None:
-        """Replace the sums by gradients of any floating-point type, and losses."""
+        """Overwrite the sums with gradients of any floating-point type, and losses."""
         torch._foreach_copy_(self.grads, grads)
         self.losses.copy_(losses)
 
 
 # A micro-batch, and the function from the index of one of its pieces to the seed of that piece.
 Seeded = tuple[Batch, Callable[[int], int]]
-# Computes a batch with a seed and puts its gradients and losses into the sums.
+# Computes a batch with a seed and stores its gradients and losses in the sums.
 Compute = Callable[[Batch, int, Sums], None]
 SumsCallback = Callable[[Sums], object]
 Piece = tuple[Batch, int, SumsCallback]  # with its seed, and the function that adds up its sums
@@ -66,8 +66,9 @@ class SumTree:
     """Adds the sums of `size` parts pairwise by their index, in whatever order they arrive.
 
     Five parts are added as ((0 + 1) + (2 + 3)) + 4: a part without a partner moves up a level
-    unchanged. The sum is stored in the left part, and `release` takes the right one back. `keep`
-    returns the sums to store for a part that must wait for its partner; `deliver` gets the total.
+    unchanged. The sum of two parts is stored in the left one; `release` gets the right one, which
+    is free again. `keep` returns the sums to store for a part that must wait for its partner;
+    `deliver` gets the total.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Blocks:
 
     @property
     def width(self) -> int:
-        """Micro-batches of a full block: the lowest power of two for which the ranks suffice."""
+        """Micro-batches in a full block: the smallest power of two for which the ranks suffice."""
         return 1 << (math.ceil(self.micro_batches / self.ranks) - 1).bit_length()
 
     @property
@@ -135,7 +136,7 @@ class Blocks:
 def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -> None:
     """Replace the sums of this rank's block by those of the step, by recursive doubling, which adds
     the blocks as the tree does. In round i, ranks r and r ^ 2^i exchange the sums of two partner
-    nodes of the tree, and both ranks add them: a + b = b + a. `spare` is the buffer to receive in.
+    nodes of the tree, and both ranks add them: a + b = b + a. `spare` is the receive buffer.
     """
     nodes, span = math.ceil(blocks.micro_batches / blocks.width), 1  # `span` ranks hold each node
     last = ranks.size - 1
@@ -168,8 +169,8 @@ def max_pieces(tokens: int) -> int:
 
 
 def max_sums(micro_batches: int, pieces: int, threads: int) -> int:
-    """Return how many `Sums` are in memory at a time: those that wait in the trees of a step and of
-    a micro-batch of up to `pieces` pieces, and one for each thread.
+    """Return the largest number of `Sums` in memory: one for each thread, and those that wait in
+    the trees of a step and of a micro-batch of up to `pieces` pieces.
     """
     waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
     return min(waiting + threads, micro_batches * pieces)
@@ -181,14 +182,14 @@ class SequentialGradients:
     """
 
     def __init__(self, compute: Compute, total: Sums, largest: int) -> None:
-        """Allocate for steps of up to `largest` micro-batches, whose sums `total` gets."""
+        """Allocate sums for steps of up to `largest` micro-batches; `total` gets a step's sums."""
         waiting = (largest - 1).bit_length()
         sums = [*(Sums(total.grads, len(total.losses)) for _ in range(waiting)), total]
         self.compute, self.latest, self.stored = compute, sums[0], sums[1:] or sums
 
     def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches."""
-        free = [*self.stored]  # the total is taken first, as the leftmost part
+        free = [*self.stored]  # the total is used first, for the leftmost part
 
         def release(sums: Sums) -> None:
             if sums is not self.latest:
@@ -213,7 +214,7 @@ class ThreadedGradients:
     def __init__(self, computes: Sequence[Compute], total: Sums, pool: ThreadPoolExecutor) -> None:
         """`total` gets the sums of a step."""
         self.computes, self.pool = computes, pool
-        self.sums = [total]  # and those of the pieces, from the first step on
+        self.sums = [total]  # from the first step on, also those of the pieces
         self.lock = Lock()
 
     def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
@@ -244,7 +245,7 @@ class ThreadedGradients:
                 yield piece, seed(index), partial(tree.add, index)
 
     def _allocate(self, number: int) -> None:
-        """Make sums until there are `number`: with fewer, all threads might wait for free ones."""
+        """Allocate sums up to `number`: with fewer, all threads might wait for free ones."""
         total = self.sums[0]
         while len(self.sums) < number:
             self.sums.append(Sums(total.grads, len(total.losses)))
@@ -261,7 +262,7 @@ class ThreadedGradients:
             self._end()
 
     def _next_piece(self) -> tuple[Piece, Sums] | None:
-        """Return the next piece and free sums for it, waiting for these, or None at the end."""
+        """Wait for free sums and return them with the next piece, or return None at the end."""
         with self.lock:
             piece = None if self.has_ended else next(self.pieces, None)
             if piece is None:
@@ -270,6 +271,6 @@ class ThreadedGradients:
             return None if sums is None else (piece, sums)
 
     def _end(self) -> None:
-        """Stop all threads after their current piece: none is left, or one failed."""
+        """Stop all threads after their current piece, when no piece is left or one has failed."""
         self.has_ended = True
         self.free.put(None)  # wakes a thread that waits for sums

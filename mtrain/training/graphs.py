@@ -17,8 +17,8 @@ MAX_GRAPHS = 512  # in memory; each holds some megabytes of the GPU's
 
 
 def graph_width(length: int) -> int:
-    """Return the width to which sequences of a length are padded: a multiple of 4 or of about 1/16
-    of it, which gives few shapes and little padding.
+    """Return the width to which sequences of a length are padded: a multiple of 4, or of about 1/16
+    of the length, which gives few shapes and little padding.
     """
     grain = max(4, 1 << max(0, length.bit_length() - 5))
     return -(-length // grain) * grain
@@ -32,8 +32,8 @@ def pad_to_graph(table: Tensor, pad_id: int, max_length: int) -> Tensor:
 
 
 def add_rows(tables: list[Tensor], ids: SpecialIds, max_rows: int) -> list[Tensor]:
-    """Add rows to src, tgt_in and tgt_out, up to a multiple of an eighth of `max_rows`, or to
-    `max_rows`. Added rows have an empty sentence, to attend to, and no target.
+    """Add rows to src, tgt_in and tgt_out, up to a multiple of an eighth of `max_rows`, at most
+    `max_rows`. An added row has an empty sentence, so that attention has a key, and no target.
     """
     rows, grain = len(tables[0]), math.ceil(max_rows / 8)
     missing = max(0, min(max_rows, math.ceil(rows / grain) * grain) - rows)

@@ -1,5 +1,5 @@
-"""A training job: its processes connect, lock the run directory, prepare the text and train; the
-run's status records how it ended.
+"""A training job: its processes connect, lock the run directory, prepare the text and train. The
+status of the run records how the job ended.
 """
 
 import json
@@ -60,9 +60,9 @@ def train(
     config_file: Path | None = None,
     metric: ExternalMetric | None = None,
 ) -> None:
-    """Start, resume or confirm a run, on all ranks of the job; raises `StoppedError` once a stop is
-    saved, `UserError` on failure. `config_file` is the user's own file of this config, `metric`
-    that of `train.metric: command`.
+    """Start or resume a run, or log that it is complete, on all ranks of the job. Raises
+    `StoppedError` once a checkpoint is saved for a stop, `UserError` on failure. `config_file` is
+    the user's file of this config, `metric` the metric of `train.metric: command`.
     """
     with connected_ranks() as ranks:
         Job(config, stop, ranks, config_file, metric).train()
@@ -101,10 +101,10 @@ def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> N
 
 
 class Job:
-    """A job as one rank runs it.
+    """One rank of a job.
 
-    A start that is refused, or ends before settings and text are checked, does not change the
-    status of an earlier start.
+    A start that is refused, or fails before settings and text are checked, does not change the
+    status that an earlier start left.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Job:
             if end and end.launch and end.launch.job == job:
                 self.run.launch.began = end.launch.began
                 code = end.exit_code or EXIT_FAILED
-                # SIGTERM without a failed start comes from torchrun, as machines joined the job
+                # without a failed start, torchrun sent SIGTERM because machines joined the job
                 is_restart = end.launch.restarts < int(restarts) or code != EXIT_TERMINATED
                 if end.launch.is_over and is_restart:
                     text = f"not restarted: this job has ended with exit code {code}"
@@ -208,7 +208,7 @@ class Job:
             raise self.ranks.mark_shared(RefusedError(refused))
 
     def _record_refusal(self, error: RefusedError) -> None:
-        """Record a refusal made before locking, if the directory has a run that no process uses."""
+        """Record a refusal from before locking, if the directory has a run that no process uses."""
         if not self.ranks.is_rank_0 or not (self.run.path / layout.RUN).exists():
             return
         if self.run.launch:
@@ -233,7 +233,7 @@ class Job:
         """Read the status, or begin one, and refuse a config that does not fit the run's files."""
         if (self.run.path / layout.STATUS).exists():
             self._read_previous()
-            if self.previous and self.run.launch:  # lets torchrun restart a process killed later
+            if self.previous and self.run.launch:  # so that torchrun restarts it after a kill
                 status = {**self.previous.model_dump(), "launch": self.run.launch}
                 self.run.write(layout.STATUS, status)
         else:
@@ -244,7 +244,7 @@ class Job:
         self.step = layout.last_step(layout.complete_checkpoints(self.run.checkpoints))
         compatibility.check_settings(self.run, self.config, self.ranks.size)
         history = self.run.read(layout.BEST, History)
-        if history and history.steps:  # a command that never scored anything may be corrected
+        if history and history.steps:  # until it has scored something, the command may change
             compatibility.check_data(self.run, {"metric_command": self.command})
         compatibility.refuse_lost_checkpoints(self.run, self.previous, self.config.train.save_every)
         if not self.step and self.config.train.init_from is not None:
@@ -256,15 +256,15 @@ class Job:
         self.run.set_status("preparing", self.step)
 
     def _begin_run(self, preparation: Preparation) -> None:
-        """Begin a new run and check its text, before hours of making synthetic text."""
+        """Begin a new run and check its text, before synthetic text is made, which takes hours."""
         if not (self.run.path / layout.RUN).exists():
             self._begin()
             compatibility.check_data(self.run, preparation.fingerprints)
             refuse_worthless_text(preparation)
 
     def _prepare(self) -> Prepared:
-        """Make missing synthetic text; then prepare all text on rank 0, and on the other ranks,
-        which may be on machines without rank 0's cache. Refuse ranks that read different text.
+        """Make missing synthetic text. Then prepare all text on rank 0, and afterwards on the other
+        ranks, whose machines may lack rank 0's cache. Refuse ranks that read different text.
         """
         ranks = self.ranks
         synthetic = [number for number, entry in enumerate(self.config.data.train) if entry.model]
@@ -305,7 +305,7 @@ class Job:
         """Record in the status that an error ended the run; return it as an error for the user."""
         failure = error if isinstance(error, UserError) else self.run.failure(error)
         if self.ranks.is_rank_0:
-            # on a full disk, or if the directory is gone, there is only the message
+            # on a full disk, or if the directory is gone, only the message reports the end
             with suppress(OSError, ReplacedError):
                 self._record_end(failure, max(step, self.step))
         return failure
@@ -362,7 +362,7 @@ def _check_machines(config: Config, ranks: Ranks, blocks: Blocks) -> None:
     machines = [asdict(machine) for machine in ranks.gather(machine_of, MachineSettings)]
     for rank, machine in enumerate(machines):
         for key, value in machine.items():
-            # the number of threads matters only by the threads of one operation
+            # of the numbers of threads, only that of one operation matters
             if key == "threads" or value == machines[0][key]:
                 continue
             setting = "threads" if key == "openmp" else key

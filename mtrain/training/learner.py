@@ -80,7 +80,7 @@ class MachineSettings:
             threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=compiled,
-            # a compiled model draws from the generator of the process, so it has one worker
+            # a compiled model uses the random generator of the process, so it has one worker
             openmp=threads if compiled else max(1, threads // pieces),
             packing=packing,
         )
@@ -91,8 +91,9 @@ class MachineSettings:
         return self.threads // self.openmp
 
     def row_widths(self, config: Config) -> list[int]:
-        """Return the tokens on each side of packed rows, ascending: `ROW_TOKENS`, and more for
-        longer pairs, as few widths need few CUDA graphs. Nothing if rows are not packed.
+        """Return the widths of packed rows in tokens per side, ascending: `ROW_TOKENS`, and larger
+        ones for longer pairs. They are few, so that few CUDA graphs are needed. Empty if rows are
+        not packed.
         """
         if not self.packing:
             return []
@@ -124,8 +125,9 @@ def _compiling() -> Iterator[None]:
 
 
 class Learner:
-    """A new model, its optimizer and its moving average on the device of a rank. `sum_gradients`
-    puts the gradients and losses of this rank's micro-batches of a step into the optimizer's sums.
+    """A model in training, its optimizer and its moving average on the device of a rank.
+    `sum_gradients` stores the gradients and losses of this rank's micro-batches of a step in the
+    optimizer's sums.
     """
 
     def __init__(
@@ -218,8 +220,8 @@ class Learner:
 
     @_compiling()
     def _compile(self) -> None:
-        """Compile the whole model for all shapes on a made-up batch, so that the code of a resumed
-        run does not depend on the batches that it starts with.
+        """Compile the whole model for all shapes on a made-up batch, so that the generated code
+        does not depend on the batch that a resumed run starts with.
         """
         shapes.use_duck_shape = False  # sizes that are equal in this batch may differ in others
         torch._dynamo.config.specialize_float = True  # or torch compiles twice for dropout rates
@@ -232,17 +234,17 @@ class Learner:
     def _compute_piece(
         self, model: Transformer, generator: torch.Generator, batch: Batch, seed: int, sums: Sums
     ) -> None:
-        """Put the gradients and losses of a piece into `sums`, in a thread of a CPU."""
+        """Store the gradients and losses of a piece in `sums`, in a CPU thread."""
         generator.manual_seed(seed)
         sums.store(*self._differentiate(model, batch, generator))
 
     def _compute_micro_batch(self, batch: Batch, seed: int, sums: Sums) -> None:
-        """Put the gradients and losses of a micro-batch into `sums`, on a GPU."""
+        """Store the gradients and losses of a micro-batch in `sums`, on a GPU."""
         seed_device(self.device, seed)
         if self.graphs is None:
             sums.store(*self._differentiate(self.model, batch.to(self.device)))
         else:
-            self.graphs(batch)  # puts them into the same sums
+            self.graphs(batch)  # stores them in the same sums
 
     def _differentiate(
         self, model: Transformer, batch: Batch, generator: torch.Generator | None = None
@@ -255,8 +257,8 @@ class Learner:
         return self._gradients([view[batch.positions] for view in views], batch.targets)
 
     def _compute_padded(self, sums: Sums, src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-        """Put the gradients and losses of (B, S), (B, T) and (B, T) ids into `sums`, for CUDA
-        graphs: padding is masked and not left out, so that no shape depends on values.
+        """Store the gradients and losses of (B, S), (B, T) and (B, T) ids in `sums`, for CUDA
+        graphs: padding is masked instead of left out, so that no shape depends on values.
         """
         views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
         sums.store(*self._gradients(views, targets, targets != self.ids.pad))
@@ -279,8 +281,8 @@ class Learner:
         return states.flatten(0, 1).chunk(2)
 
     def _segments(self, src: Tensor, tgt_in: Tensor) -> PerToken | None:
-        """Return the index of each token's sentence in its packed row, found by eos and bos, which
-        no text contains; None without packing.
+        """Return the index of each token's sentence in its packed row, by the positions of eos and
+        bos; None without packing.
         """
         if not self.machine.packing:
             return None

@@ -90,7 +90,7 @@ class _Projected(FusedLoss):
             part = _padded(hidden[start : start + count], rows, hidden.dtype)
             logits = F.linear(part, matrix)
             logit = logits[target]
-            # ten times faster on CPUs than log_softmax; a probability of 0 counts as 87 nats, with
+            # ten times as fast on CPUs as log_softmax; a probability of 0 counts as 87 nats, with
             # the right gradient
             probs = torch.softmax(logits, -1, out=as_output(logits))  # saves memory and time
             prob = probs[target].to(sum_dtype)
@@ -116,7 +116,7 @@ class _Projected(FusedLoss):
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add the product of two matrices to `total`, which may have a wider type than they have."""
+    """Add the product of two matrices to `total`, which may have a wider type."""
     if total.dtype == right.dtype:
         total.addmm_(left, right)
     else:
@@ -193,7 +193,7 @@ class _Consistency(FusedLoss):
 
 
 def _padded(values: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """Append rows of zeros to (n, ...) up to `rows` rows if products are computed in bf16: oneDNN
+    """Append rows of zeros to (n, ...), up to `rows` rows, if products are computed in bf16: oneDNN
     generates code for each number of rows.
     """
     missing = rows - len(values) if dtype == torch.bfloat16 else 0
@@ -234,7 +234,9 @@ def _log_probs(logits: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunk_rows(count: int, width: int, device: str) -> int:
-    """Return the rows of each chunk of `count` rows of `width` logits; the last may have fewer."""
+    """Return the number of rows per chunk for `count` rows of `width` logits; the last chunk may
+    have fewer.
+    """
     max_rows = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // width)
     chunks = max(1, math.ceil(count / max_rows))
     return ROW_MULTIPLE * max(1, math.ceil(count / chunks / ROW_MULTIPLE))

@@ -1,7 +1,7 @@
-"""Adam and Muon over fp32 master weights, and the moving average of these.
+"""Adam and Muon over fp32 master weights, and the moving average of these weights.
 
 Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) makes momentum orthogonal
-before it updates the weights. torch's own takes no stacked Q/K/V and no `found_inf`.
+before it updates the weights. torch's own Muon supports neither stacked Q/K/V nor `found_inf`.
 
 Shapes: `G` matrices of one shape, `R` rows, `C` columns.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam  # the class of that name would load torch's compiler, a second
+from torch.optim.adam import adam  # the class Adam would load torch's compiler, a second
 
 from mtrain.training.gradients import Sums
 
@@ -25,7 +25,7 @@ ITERATIONS = 5
 # 2025, "Muon is Scalable for LLM Training", section 2.2).
 RMS = 0.2
 
-# Maximum of values that a CPU thread updates at a time; a larger weight is a group alone.
+# Maximum number of values that a CPU thread updates at a time; a larger weight is its own group.
 GROUP_VALUES = 1 << 17
 
 Weights = dict[str, Tensor]
@@ -136,7 +136,7 @@ class MovingAverage:
 
 
 def grouped(weights: Weights, max_values: float) -> list[Weights]:
-    """Divide weights into groups of up to `max_values` values; a larger weight is a group alone."""
+    """Divide weights into groups of up to `max_values` values; a larger weight is its own group."""
     groups: list[Weights] = []
     size = 0
     for name, weight in weights.items():
@@ -213,7 +213,7 @@ class Optimizer:
         """Take one step and return the norm of the gradient of the mean loss, before clipping. If
         the norm is not finite, no weight changes.
         """
-        # in the pool, whose number of OpenMP threads is fixed: rounding depends on it
+        # in the pool: rounding depends on the number of OpenMP threads, which is fixed there
         [total_norm] = self.run_in_pool(norm_of, [self.grads])
         norm: Tensor = total_norm / num_tokens
         scale = torch.full_like(norm, 1 / num_tokens)

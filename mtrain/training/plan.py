@@ -1,4 +1,4 @@
-"""A forecast of a run: parameters, steps, learning rates, disk, memory and time."""
+"""Forecast a run: parameters, steps, learning rates, disk, memory and time."""
 
 import shutil
 import socket
@@ -156,8 +156,8 @@ def normalization_warnings(rules: str, references: dict[str, list[str]]) -> Iter
 
 
 def _is_changed(text: str) -> bool:
-    """Whether NFKC replaces characters of a text; accents and spaces, for scores all alike, do not
-    count.
+    """Whether NFKC replaces characters of a text other than accents and spaces, which do not change
+    scores.
     """
     return not text.isascii() and any(
         normalize("NFKC", char).split() != normalize("NFC", char).split() for char in set(text)
@@ -173,8 +173,8 @@ def make_forecast(
     micro_batches: float,
     tokens: float,
 ) -> Forecast:
-    """Forecast a run without measuring steps. `micro_batches` counts those of all ranks in an
-    epoch, `tokens` is their mean number of target tokens.
+    """Forecast a run without measuring steps, from the number of micro-batches of all ranks in an
+    epoch and their mean number of target `tokens`.
     """
     train, machine = config.train, MachineSettings.of(config, ranks, blocks)
     with torch.device("meta"):
@@ -214,8 +214,8 @@ def make_forecast(
 
 
 def _lines_of(numbers: dict[str, Any], epochs: float, blocks: str | None) -> list[str]:
-    """Return the lines of a forecast for people; `epochs` is not rounded, and `blocks` describes
-    those of several processes.
+    """Return the lines of a forecast for people; `epochs` is not rounded, and `blocks` shows the
+    micro-batches of each process, if there are several.
     """
     sizes = {
         name: format_bytes(numbers[f"{name}_bytes"]) for name in ("checkpoint", "disk", "state")
@@ -269,8 +269,8 @@ def _num_moments(model: Transformer, train: TrainConfig) -> int:
 def _disk_bytes(
     config: Config, checkpoint_bytes: int, parameters: int, moments: int
 ) -> tuple[int, int]:
-    """Return the most bytes that a run keeps at a time, and how many of these are not written yet;
-    its synthetic text is.
+    """Return the largest number of bytes that a run stores, and how many of these are not written
+    yet; its synthetic text already is.
     """
     train, run_dir = config.train, Path(config.run_dir)
     # in addition: the best, the average and the checkpoint being written
@@ -309,7 +309,8 @@ def forecast_from_sample(
     check_stop: Callable[[], object] = lambda: None,
 ) -> Forecast:
     """Forecast a run with `pairs` pairs per epoch from a sample of them, whose lengths (N, 2) are
-    in tokens without eos. If `timed`, measure a step. Raises `UserError`, also from `check_stop`.
+    in tokens without eos. If `timed`, measure a step. Raises `UserError`, and what `check_stop`
+    raises.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
     if not len(lengths):
@@ -351,7 +352,7 @@ def _measure_step(
         max_rows = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
         batch = batch.part(0, min(rows, max_rows))
         copies = 1 if has_gpu else learner.machine.workers  # one for each thread
-        seeded = [(batch, lambda piece: piece)] * copies  # the seeds do not matter
+        seeded = [(batch, lambda piece: piece)] * copies  # with any seeds
         seconds = _seconds(learner, partial(learner.sum_gradients, seeded, copies))
         seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
@@ -361,7 +362,9 @@ def _measure_step(
 
 
 def _seconds(learner: Learner, work: Callable[[], object]) -> float:
-    """Return the seconds of a second call: the first allocates memory and records CUDA graphs."""
+    """Return the seconds of the second call of `work`: the first allocates memory and records CUDA
+    graphs.
+    """
     for _ in range(2):
         started = time.perf_counter()
         work()

@@ -79,10 +79,10 @@ class Checkpoints:
     def __init__(self, session: Session, learner: Learner) -> None:
         self.config, self.run, self.ranks = session.config, session.run, session.ranks
         self.vocabulary = session.prepared.tokenizer.proto
-        self.settings = dump_config(session.config)  # once, not for each checkpoint
+        self.settings = dump_config(session.config)  # made once for all checkpoints
         self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
-        self._damaged: list[Path] = []  # newer than the checkpoint that was resumed
+        self._damaged: list[Path] = []  # newer checkpoints than the one that was resumed
 
     def save(self, progress: Progress, best: set[str]) -> None:
         """Save a checkpoint of this step on rank 0, then `prune`."""
@@ -94,7 +94,7 @@ class Checkpoints:
         machine = asdict(self.learner.machine)
         loop = Loop(**vars(progress) | {"sums": progress.sums.tolist(), "machine": machine})
         checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
-        for damaged in self._damaged:  # not earlier: their models may be intact
+        for damaged in self._damaged:  # only now: their models may be intact
             if damaged != path:
                 manifest.remove_directory(damaged)
         self._damaged = []
@@ -141,10 +141,12 @@ class Checkpoints:
         inner, weights, moments = path / layout.TRAINER, snapshot.weights, dict(trainer.moments)
         if snapshot.tokenizer != self.vocabulary:
             raise UserError(f"{path}: has another vocabulary than this run; restore the run's own")
+        advice = f"restore it, or remove {path} to resume from the checkpoint before it"
         if trainer.loop.pool >= pools:
-            raise UserError(f"{inner}: damaged: its position is beyond an epoch of this text")
+            text = "damaged: its position is beyond an epoch of this text"
+            raise UserError(f"{inner}: {text}; {advice}")
         if len(trainer.loop.sums) != len(self.optimizer.losses):
-            raise UserError(f"{inner}: damaged: its sums belong to another loss")
+            raise UserError(f"{inner}: damaged: its sums belong to another loss; {advice}")
         check_weights(self.optimizer.weights, weights, path)
         if self.average is not None:
             copy_values(self.average.values, weights)
@@ -212,7 +214,7 @@ class Checkpoints:
                 trainer, snapshot = checkpoint.load_trainer(path), checkpoint.load(path)
             except DamagedError as error:
                 damaged.append(path)
-                if len(damaged) <= 2:  # older ones have no trainer/, and are not damaged
+                if len(damaged) <= 2:  # older ones are not damaged, but have no trainer/
                     logger.warning("%s; going back to an earlier checkpoint", error)
                 continue
             check_machine(self.learner.machine, trainer.loop.machine, self.config)
@@ -228,9 +230,9 @@ class Checkpoints:
 
 
 def check_machine(machine: MachineSettings, before: dict[str, Any], config: Config) -> None:
-    """Refuse to resume if a setting resolves to another value than `before`. `precision` and
-    `compile` may be changed by setting them in the config; the number of threads may change if that
-    of a single operation does not, or on a GPU.
+    """Refuse to resume if a setting resolves to another value than in `before`. `precision` and
+    `compile` may be changed by setting them in the config. The number of threads may change on a
+    GPU, or if the number of threads per operation stays the same.
     """
     same_openmp = before.get("openmp", machine.openmp) == machine.openmp
     for key in MACHINE_KEYS:

@@ -1,9 +1,9 @@
 """Synthetic text, as in back-translation: before training, models translate text in one language.
 
-1. given    the lines of the given side
-2. shards   of consecutive lines, each translated by one rank in batches that depend on the shard
-            alone, and stored in the cache: any number of processes makes the same bytes
-3. sealed   the pairs to train on, in `synthetic/` of the run, which reads them from then on
+1. read       the lines of the given side
+2. translate  shards of consecutive lines, each by one rank in batches that depend on the shard
+              alone, and store them in the cache: any number of processes makes the same bytes
+3. seal       the pairs to train on in `synthetic/` of the run, which reads them from then on
 """
 
 import json
@@ -106,7 +106,7 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Synthet
             directory = synthetic.directory(run.path, number)
             advice = f"restore it, or remove {directory} and run the same command to make it again"
             raise UserError(f"{error}; {advice}") from None
-        logger.warning("%s; it is made again", error)
+        logger.warning("%s; the text is made again", error)
         return None
     if record is None:
         return None
@@ -119,7 +119,7 @@ def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> Synthet
         scan = scan_corpus(config, _given(entry), stop)
         is_same = (record.given, record.settings) == (scan.sha256, synthetic.settings_of(entry))
         if is_same:
-            logger.warning("%s; using the synthetic text that it made before", error)
+            logger.warning("%s; using the synthetic text that this model made before", error)
     return record if is_same else None
 
 
@@ -286,7 +286,7 @@ class Synthesizer:
         return self._shard(*given[self.ranks.rank])
 
     def _shard(self, number: int, pairs: list[Pair], made: LineShard | None = None) -> LineShard:
-        """Read a shard from the cache; if it is missing there, add `made`, or translate it."""
+        """Return a shard from the cache; if it is missing, add `made`, or else translate it."""
 
         def write(directory: Path) -> None:
             shard = made or self._translate(number, pairs)
@@ -379,7 +379,7 @@ class Synthesizer:
         return record
 
     def describe_missing(self, timed: bool) -> str:
-        """Describe the text to translate and its size; if `timed`, also the time that it takes."""
+        """Describe the text to translate, its size and, if `timed`, the time that it takes."""
         remaining, sample, size = 0, list[Pair](), 0
         for number, pairs in enumerate(self._shards(Counter())):
             self.stop.check()

@@ -44,8 +44,8 @@ from mtrain.training.validation import Validation, perplexity
 
 
 def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
-    """Return the seed of all randomness in a piece of a micro-batch; it does not depend on the
-    rank and thread that compute the piece.
+    """Return the seed of all randomness in a piece of a micro-batch. It does not depend on which
+    rank and thread compute the piece.
     """
     sequence = np.random.SeedSequence([seed, step, index, piece])
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
@@ -102,7 +102,7 @@ class Trainer:
         files.make_directory(run.checkpoints)
         fingerprints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
         run.write_provenance(self.config, fingerprints, self.ranks.size, init_hash)
-        if not run.tokenizer.exists():  # its hash is written first, to refuse a changed one
+        if not run.tokenizer.exists():  # after its hash, by which a changed vocabulary is refused
             run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         run.set_status("running", self.progress.step)
 
@@ -125,7 +125,7 @@ class Trainer:
             text = "training is complete at step %s; to train longer, raise train.%s"
             logger.info(text, f"{step:,}", key)
             return {}
-        planned = self.batches.plan(self.progress.epoch, self.progress.pool)  # all pools are alike
+        planned = self.batches.plan(self.progress.epoch, self.progress.pool)  # pools are similar
         forecast = make_forecast(
             self.config,
             self.ranks,
@@ -172,8 +172,8 @@ class Trainer:
         last_step = self.config.train.max_steps
         bar = progress_bar(last_step, "step", "training", self.progress.step)
         with bar, ExitStack() as stack:
-            # Python's garbage collector would look at all objects that exist now again and again,
-            # for which it may stop all threads for 0.2 s
+            # Python's garbage collector would examine all objects that exist now at each run, which
+            # may stop all threads for 0.2 s
             gc.freeze()
             stack.callback(gc.unfreeze)
             while not self._is_finished():
@@ -244,7 +244,7 @@ class Trainer:
         train, step = self.config.train, self.progress.step
         is_saved = train.is_scheduled(step) or self.request is not None
         is_recorded = step % train.log_every == 0
-        # rarely on a GPU, as this waits for it
+        # rarely on a GPU, because this waits for it
         if self.device.type != "cuda" or is_saved or is_recorded:
             self._check_finite()
         if is_recorded:
@@ -261,7 +261,7 @@ class Trainer:
             advice = "start another run_dir with a lower learning rate"
             if self.learner.machine.precision != "fp32":
                 advice = f"set train.precision: fp32 and run the same command again, or {advice}"
-            text = f"the loss or its gradient is not finite, which changed no weight; {advice}"
+            text = f"the loss or its gradient is not finite; no weight was changed; {advice}"
             raise self._not_finite(text)
 
     def _not_finite(self, text: str) -> UserError:

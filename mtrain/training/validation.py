@@ -1,7 +1,7 @@
-"""Scores of a model in training: text is translated, scored and recorded.
+"""Translate and score validation and test sets during training, and record the scores.
 
 At the end of a run the last checkpoints are averaged and validated, then the best model is scored
-on the test sets. A start repeats no scores of an earlier one.
+on the test sets. Scores of an earlier start are not computed again.
 """
 
 import math
@@ -34,7 +34,7 @@ from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-SAMPLES, MAX_SAMPLE_LENGTH = 3, 300  # translations that each validation shows, and their columns
+SAMPLES, MAX_SAMPLE_LENGTH = 3, 300  # translations that each validation logs, and their columns
 
 
 class Validation:
@@ -53,6 +53,7 @@ class Validation:
         self.history = self.ranks.from_rank_0(partial(self._restore, step), History)
 
     def _restore(self, step: int) -> History:
+        """Load the history, and drop records that the resumed run writes again."""
         self.load_history(step)
         if self.history.entries or (self.run.path / layout.BEST).exists():
             # the checkpoint that is best now may have been pruned when another was the best
@@ -77,8 +78,8 @@ class Validation:
         self.history.cut(step, self.config.train)
 
     def _rebuild_history(self, step: int) -> History:
-        """Return the lost history of a run that resumes at a step, by its records; raises
-        `UserError` if these lack a validation.
+        """Rebuild the lost history of a run that resumes at a step from `metrics.jsonl`; raises
+        `UserError` if that lacks a validation.
         """
         path, records = self.run.path / layout.BEST, self.run.metrics
         with suppress(ValueError):
@@ -87,7 +88,7 @@ class Validation:
             if set(range(every, step, every)) <= {*history.steps}:
                 command = self.metric.command if self.metric else None
                 compatibility.check_data(self.run, {"metric_command": command})
-                logger.warning("%s: missing; scores are taken from %s", path, records.path.name)
+                logger.warning("%s: missing; it is rebuilt from %s", path, records.path.name)
                 return history
         raise UserError(
             f"{path}: missing, so the best checkpoint is unknown, and {records.path.name} does not "
@@ -117,11 +118,11 @@ class Validation:
             mark += " by nll, since no BLEU is above 1 yet"
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
         if self.ranks.is_rank_0:
-            with suppress(UserError):  # samples are not worth ending a run
+            with suppress(UserError):  # missing samples must not end a run
                 self._show_samples(name)
 
     def _current_model(self) -> LoadedModel:
-        """Return the current weights, ready to translate as `mtrain translate` does by default."""
+        """Return a model with the current weights, in the precision of `mtrain translate`."""
         model, device = self.learner.model, self.learner.device
         dtype = compute_dtype("auto", device, training=False)
         if dtype != model.dtype or self.learner.average is not None:
@@ -135,9 +136,9 @@ class Validation:
     def evaluate(
         self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
     ) -> Entry:
-        """Translate a set and return its BLEU, chrF and NLL per token; for a list of sets, also
-        those of each part, and the mean as the set's. Rank 0 writes the translations under `name`
-        and a metrics record whose keys begin with `prefix`.
+        """Translate a set and return its BLEU, chrF and NLL per token; for a list of validation
+        corpora, their means and the scores of each. Rank 0 writes the translations to the file
+        `name` and a record whose keys begin with `prefix`.
         """
         results = [self._score(model, part, name) for part in parts]
         (_, entry), part_values = results[0], dict[str, float | str]()
@@ -176,7 +177,7 @@ class Validation:
         return hypotheses, entry
 
     def finish(self, step: int) -> None:
-        """Average and test a run whose last step is `step`."""
+        """Average the last checkpoints and score the test sets, after the last step `step`."""
         names = self.ranks.from_rank_0(partial(self._average, step), list[str])
         if names:
             model = self._load(layout.AVERAGE)
@@ -197,7 +198,7 @@ class Validation:
         """
         path, history, last = self.run.path, self.history, self.config.train.max_steps
         records = self.run.metrics.parse()[0]
-        if state != "complete":  # the last record may be many steps old
+        if state != "complete":  # count up to now: the last record may be many steps old
             records.append({"time": time.time()})
         passed = duration(self.run.read(layout.RUN, Provenance), records)
         after = f", {passed} after the run began" if passed else ""
@@ -267,7 +268,7 @@ class Validation:
         intact = checkpoint.intact_suffix(paths)
         all_names, names = [path.name for path in paths], [path.name for path in intact]
         stored = self.history.average or {}
-        # an average of all of them stays if some were removed or damaged afterwards
+        # keep an average of all of them even if some were removed or damaged afterwards
         is_current = stored.get("of") in (all_names, names)
         if is_current and checkpoint.is_intact(directory / layout.AVERAGE):
             return []
@@ -287,7 +288,7 @@ class Validation:
     def _mark_lost(self) -> History:
         """Mark the best validation as lost while its checkpoint is not intact."""
         lost = []
-        while best := self.history.best:  # the best that is not lost
+        while best := self.history.best:  # the best one that is not marked as lost
             path = self.run.checkpoints / best["checkpoint"]
             if checkpoint.is_intact(path):
                 break
@@ -322,8 +323,8 @@ class Validation:
         self.write_history()
 
     def _load(self, name: str) -> LoadedModel:
-        """Load a checkpoint as `mtrain translate` does. Rank 0 reads and broadcasts it, since other
-        machines may not see the file yet.
+        """Load a checkpoint as `mtrain translate` does. Rank 0 reads and broadcasts it, because on
+        other machines the file may not be visible yet.
         """
         path = self.run.checkpoints / name
         read = partial(checkpoint.load_or_name_intact, path)

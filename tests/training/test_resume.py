@@ -584,7 +584,7 @@ def test_a_lost_history_is_rebuilt_from_the_records(
     before = best_of(run)
     (run / "best.json").unlink()
     stop(run, 19, settings)
-    assert f"{run / 'best.json'}: missing; scores are taken from metrics.jsonl" in warnings()
+    assert f"{run / 'best.json'}: missing; it is rebuilt from metrics.jsonl" in warnings()
     assert best_of(run) == before
     (run / "best.json").unlink()
     finish(run, settings)
