@@ -1,5 +1,5 @@
-"""`mtrain compare`: scores of several systems against a baseline, whether they differ
-significantly, and the lines that differ most.
+"""`mtrain compare`: score several systems against a baseline, test whether the scores differ
+significantly, and find the lines that differ most.
 """
 
 import os
@@ -102,7 +102,7 @@ class Comparison:
         yield ""
 
     def _lines(self) -> Iterator[str]:
-        """Yield the lines that differ most, with sources, references and scores."""
+        """Yield the lines that differ most, with scores, sources and references."""
         baseline = self.systems[0]
         for name, contrasts in zip(self.systems, self.contrasts, strict=True):
             for word, lines in contrasts.items():
@@ -153,8 +153,8 @@ def compare(
     lowercase: bool,
     max_lines: int,
 ) -> Comparison:
-    """Compare systems with the first one, the baseline; find at most `max_lines` better and as
-    many worse lines of each system, those whose chrF2 differs most from the baseline's.
+    """Compare systems with the first one, the baseline. For each system, find at most `max_lines`
+    better and `max_lines` worse lines: those whose chrF2 differs most from the baseline's.
     """
     logger.info("comparing %d systems on %s lines", len(systems), f"{len(references[0]):,}")
     tests = paired_tests(metrics, systems, references, tokenize, lowercase)

@@ -22,7 +22,7 @@ OPTION = "--metric-command"
 WAIT = 0.2  # seconds between checks for a request to stop
 MAX_SHOWN = 200  # characters of what a program printed
 MAX_PRINTED, MAX_READ = 1 << 28, 1 << 20  # bytes
-# Variables of mtrain's and torchrun's own processes; a program that uses torch would obey them.
+# Environment variables of mtrain and torchrun, which a program that uses torch would obey.
 HIDDEN = {"PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 HIDDEN |= {"MASTER_ADDR", "MASTER_PORT"}
 _AS_SPACES = str.maketrans("\t\n\r", "   ")

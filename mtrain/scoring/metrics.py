@@ -20,7 +20,7 @@ MIN_TESTED = 10  # lines for a test; fewer do not give enough different resample
 MOSTLY, PARTLY = 0.5, 0.2  # fractions of the letters; technical Chinese may be mostly Latin
 _RESAMPLES = 1000
 # TER takes 10 to 30 ms for a sentence, and about 10 s for a line of 400 words. For references of
-# this many characters and more, worker processes count the edits of `CHUNK` lines a task.
+# this many characters or more, worker processes count the edits, `CHUNK` lines per task.
 MANY_CHARACTERS, CHUNK = 25_000, 10
 MANY_WORDS = 400  # of a line
 WORKER_DIED = "a process that counts edits for TER died, perhaps for lack of memory; start again"
@@ -80,7 +80,7 @@ def choose_tokenizer(
 
 
 def is_unsplit_by_13a(lines: list[str]) -> bool:
-    """Whether most letters are of scripts that BLEU's tokenizer 13a does not split into words."""
+    """Whether most letters are in scripts that BLEU's tokenizer 13a does not split into words."""
     return script_fraction(UNSPLIT_BY_13A, lines) > MOSTLY
 
 
@@ -98,7 +98,7 @@ def _warn_of_ter(tokenize: str, references: list[list[str]]) -> None:
     if (longest := max(lengths, default=0)) >= MANY_WORDS:
         place, unit = lengths.index(longest) + 1, "characters" if by_characters else "words"
         logger.warning(
-            "TER takes long for long lines, such as reference %s of %s %s; score sentences instead",
+            "TER is slow for long lines, such as reference %s of %s %s; score sentences instead",
             *(f"{place:,}", f"{longest:,}", unit),
         )
 
@@ -121,7 +121,7 @@ def score(
     lowercase: bool = False,
     interval: bool = False,
 ) -> Score:
-    """Score a corpus with a metric of `METRICS` against one or more lists of references;
+    """Score translations with a metric of `METRICS` against one or more lists of references;
     `tokenize` is for BLEU. TER ignores case and splits Chinese and Japanese into characters; lower
     is better.
     """
@@ -130,12 +130,12 @@ def score(
     for reference in references:  # sacreBLEU silently cuts lists of unequal length
         check_same_length("the translation", len(hypotheses), "the reference", len(reference))
     if not hypotheses:
-        raise UserError("there are no lines to score")
+        raise UserError("there are no lines to score; give files with text")
     scorer = _metric(metric, tokenize, lowercase, references)
     compute = scorer._compute_score_from_stats
 
     def compute_as_float(stats: Any) -> Any:
-        computed = compute(stats)  # a resample without text has a score that is no float
+        computed = compute(stats)  # the score of a resample without text is not a float
         computed.score = float(computed.score)
         return computed
 
@@ -252,7 +252,7 @@ def _metric(name: str, tokenize: str, lowercase: bool, references: list[list[str
     from sacrebleu.metrics.ter import TER
 
     if name == "bleu":
-        # `force` leaves a warning of tokenized text to `notes`, which compare with the references
+        # `force` silences a warning of tokenized text: `notes` compares with the references
         return BLEU(tokenize=tokenize, lowercase=lowercase, references=references, force=True)
     if name == "chrf":
         return CHRF(lowercase=lowercase, references=references)

@@ -1,7 +1,7 @@
 """Notes on faults of translations that may explain a low score, such as copies or loops.
 
-The checks compare translations with their references. They work in any language, also without
-spaces between words. A property that the references share is no fault.
+The checks compare translations with their references. They work in any language, with or without
+spaces between words. A property that the references have, too, is not a fault.
 """
 
 import re
@@ -24,8 +24,8 @@ MAX_NAMED = 5  # lines that a note lists
 MIN_LINES = 10  # with text, to compare lengths
 MIN_LETTERS = 10  # of a source, to call its translation a copy
 MIN_COPIED = 0.9  # fraction of trigrams that a copy shares with the source
-MAX_SOURCES = 4  # with the same translation without a note
-MAX_EQUAL = 0.02  # fraction of lines with such translations without a note
+MAX_SOURCES = 4  # sources that may have the same translation
+MAX_EQUAL = 0.02  # fraction of lines that may share their translation with more sources
 SHORT, LONG = 0.8, 1.25  # limits of the length of all translations relative to all references
 MANY = 10  # a fault in one of 10 lines, or more often, is more than "a few lines"
 FOREIGN = 0.1  # fraction of the references' letters below which a script is foreign
@@ -34,8 +34,8 @@ MAX_SEARCHED = 2000  # last characters of a line that are searched for loops
 JAPANESE = scripts_of("ja")
 UNK = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
 SPACED = re.compile(r"\s\.\s*$")
-# Letters with marks, as in Bengali, Hindi and Hebrew, that have a character of their own, but are
-# separate characters in NFC as in NFD; most Bengali text has them as single characters.
+# Letters with marks, as in Bengali, Hindi and Hebrew, that have a single character, but consist of
+# separate characters in NFC as in NFD; most Bengali text contains the single characters.
 APART = {
     code: normalize("NFC", chr(code))
     for code in range(0x900, 0xFB50)
@@ -168,9 +168,9 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
 def find_faults(
     hypotheses: list[str], references: list[list[str]], sources: list[str], lowercase: bool = False
 ) -> list[Note]:
-    """Return notes on the faults of translations; a good system gets none.
+    """Return notes on the faults of translations; good translations get none.
 
-    If many sources have the same translation, this is the only note, as it causes most others.
+    If many sources have the same translation, this is the only note, because it causes most others.
     """
     by_line = list(zip(*references, strict=True))
     lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
@@ -206,7 +206,7 @@ def _note(lines: list[Line], kind: str, what: str, indices: list[int], advice: s
 
 
 def _same_translations(lines: list[Line]) -> Iterator[Note]:
-    """Find translations shared by many sources, or by many references if sources are None."""
+    """Find translations that many sources share, or many references if there are no sources."""
     by_text: defaultdict[str, list[int]] = defaultdict(list)
     for i, line in enumerate(lines):
         if not is_blank(line.text):

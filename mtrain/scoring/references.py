@@ -1,4 +1,4 @@
-"""Files of translations, references and sources that must match line for line."""
+"""Read files of translations, references and sources, which must match line by line."""
 
 from collections import Counter
 from pathlib import Path

@@ -48,9 +48,10 @@ class Model:
         seed: int | None = None,
         **search: Any,
     ) -> str | list[str] | list[Translation] | list[list[Translation]]:
-        """Translate one line or several. With `n_best`, return this number of hypotheses for each
-        line; with `mbr`, choose from this number of hypotheses by minimum Bayes risk. `tag` is put
-        before each line. With `sample=True`, draw translations with `seed` (default: the run's).
+        """Translate one line or several. With `n_best`, return up to this number of hypotheses for
+        each line; with `mbr`, choose from this number of hypotheses by minimum Bayes risk. `tag` is
+        put before each line. With `sample=True`, draw translations with `seed` (default: that of
+        the run).
 
         `search` overrides settings of the run's `decode` section, such as `beam_size` or
         `length_penalty`. Raises `UserError`.
@@ -65,7 +66,7 @@ class Model:
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
         with self._own_precision():
-            # reuse the decoder, whose matrices are packed already
+            # reuse the decoder: packing its matrices takes time
             loaded.decoder = self.loaded.decoder
             translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
             found, cut = translator.translate(lines, scored=n_best is not None)
@@ -85,7 +86,7 @@ class Model:
         src, tgt = _as_lines(sources, "sources"), _as_lines(targets, "targets")
         if len(src) != len(tgt):
             raise UserError(
-                f"{len(src)} sources but {len(tgt)} targets: they must match one to one"
+                f"{len(src)} sources but {len(tgt)} targets: give one target for each source"
             )
         with self._own_precision():
             scores, (cut_sources, cut_targets) = Scorer(self.loaded.tagged(tag)).score(src, tgt)
@@ -110,20 +111,20 @@ class Model:
             return attention_of(loaded, src, tgt)
 
     def _own_precision(self) -> torch.autocast:
-        """Return a context in which an autocast of the caller does not change the numbers."""
+        """Return a context in which the caller's autocast has no effect."""
         return torch.autocast(self.loaded.device.type, enabled=False)
 
 
 @cache
 def _prepare_forks() -> None:
-    """Let forked processes compute in one thread: those of OpenMP do not survive a fork, and a
+    """Let forked processes compute in one thread: OpenMP's threads do not survive a fork, and a
     process would wait for them for ever.
     """
     os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 
 def _as_argument(name: str) -> str:
-    """Return how a caller passes an option."""
+    """Return an option as a caller writes it."""
     return f"{name}=True" if name == "sample" else name
 
 

@@ -1,8 +1,8 @@
 """Attention weights of sentence pairs, and word alignments computed from them.
 
 Alignments are in Pharaoh format (`0-0 1-2`: source word, target word). Each target word is aligned
-to the source word with the most attention, averaged over the heads of the last `LAYERS` layers. An
-average is used because the best single layer depends on the number of layers.
+to the source word that it attends to most, averaged over the heads of the last `LAYERS` layers:
+which single layer is best depends on the number of layers.
 """
 
 import re
@@ -60,7 +60,7 @@ def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> Attention:
 
 
 def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
-    """Align the words of each source line and its translation; blank lines get no links."""
+    """Return the word alignment of each source line and its translation; empty for blank lines."""
     alignments = [""] * len(sources)
     lines = enumerate(zip(sources, targets, strict=True))
     line_indices = [index for index, pair in lines if not any(map(is_blank, pair))]
@@ -89,7 +89,7 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
 def _alignment(weights: NDArray[np.float32], src_words: Ids, tgt_words: Ids) -> str:
     """Link each target word to the source word that its pieces attend to most.
 
-    `weights` (T, S) are those of target pieces for source pieces, `src_words` and `tgt_words` the
+    `weights` (T, S) are those of source pieces for target pieces, `src_words` and `tgt_words` the
     word index of each piece. A side that was cut before its first word has no pieces.
     """
     if not (src_words.size and tgt_words.size):

@@ -59,8 +59,8 @@ class LoadedModel:
             model.eval()
 
     def tagged(self, tag: str | None) -> "LoadedModel":
-        """Return this model with a tag before each source; raises `RefusedError` for a tag that it
-        or another model of the ensemble does not know.
+        """Return this model with a tag before each source; raises `RefusedError` for a tag that a
+        model of the ensemble does not know.
         """
         if tag is not None and tag not in self.tags:
             advice = tag_advice(self.tags)
@@ -104,8 +104,8 @@ class LoadedModel:
         return self.target_limit(self.max_source_length - 1)
 
     def target_limit(self, source_length: int, prefix_length: int = 0) -> int:
-        """Return the longest allowed target for a source and a prefix of these lengths, which do
-        not count eos.
+        """Return the longest allowed target in tokens with eos, for lengths of source and prefix
+        without eos.
         """
         limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
         limit = max(limit, prefix_length + 1)
@@ -113,8 +113,8 @@ class LoadedModel:
 
     def max_characters(self, tokens: int) -> int:
         """Return the number of characters of a line that are tokenized: more than fit into this
-        number of tokens, except for runs of blanks. SentencePiece needs about 50 times the memory
-        of its text.
+        number of tokens, except for long runs of blanks. SentencePiece needs about 50 times the
+        memory of a text.
         """
         longest = max(CHARACTERS_PER_TOKEN, self.tokenizer.longest_piece)
         return min(tokens * longest, MAX_TEXT_LENGTH)
@@ -143,7 +143,7 @@ class LoadedModel:
 
 
 def _valid_text(line: str, max_characters: int) -> str:
-    """Cut a line to a number of characters and replace half a surrogate pair by U+FFFD."""
+    """Cut a line to a number of characters and replace lone surrogates by U+FFFD."""
     text = shorten_text(line, max_characters)
     if is_utf8(text):
         return text
@@ -193,7 +193,7 @@ def load_on_ranks(
     copies on several machines differ.
     """
     chosen = paths
-    if ranks.size > 1:  # for all ranks alike: the best checkpoint of a run in training may change
+    if ranks.size > 1:  # all ranks use rank 0's choice: training may change the best checkpoint
         chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], list[Path])
 
     def load_here() -> LoadedModel:
@@ -208,7 +208,7 @@ def load_on_ranks(
         return load_with_tag(*chosen, device=str(own_device), precision=precision, **options)
 
     loaded = ranks.on_all_ranks(load_here)
-    if ranks.size > 1:  # not else: a run in training may have removed its checkpoint by now
+    if ranks.size > 1:  # not for one rank: training may have removed the checkpoint by now
         manifests = [manifest.hash_file(path / manifest.NAME) for path in chosen]
         ranks.check_same(" ".join(manifests), "models")
     return loaded
@@ -246,7 +246,7 @@ def unpack(
     tokenizer = Tokenizer(snapshot.tokenizer, str(directory / layout.TOKENIZER))
     shape = shape_of(config, tokenizer.vocab_size, tokenizer.pad_id)
     target = pick_device(device)
-    # allocate no memory for a size that only the config claims, until the weights are checked
+    # allocate no memory before the weights are checked: the config may claim any size
     with torch.device("meta"):
         model = build(shape, target)
     check_weights(dict(model.named_parameters()), snapshot.weights, directory)

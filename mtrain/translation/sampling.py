@@ -1,4 +1,4 @@
-"""Sampling over a step function: draw translations by the probabilities of the model."""
+"""Sample translations from a step function, by the probabilities of the model."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class TokenSampler:
     top_p: float = 1.0
 
     def draw(self, log_probs: Tensor, numbers: Tensor) -> Tensor:
-        """Draw a token from each row with its random number from 0 to 1: (N, V), (N,) -> (N,)."""
+        """Draw a token for each row, given a random number in [0, 1): (N, V), (N,) -> (N,)."""
         vocab_size = log_probs.shape[1]
         count = min(self.top_k or vocab_size, vocab_size)
         scaled, tokens = (log_probs / self.temperature).topk(count)  # (N, count), descending

@@ -58,7 +58,7 @@ class Scorer:
         """
         lengths = lengths_of(zip(src, tgt, strict=True))
         result = torch.zeros(len(src), dtype=torch.float64, device="cpu")
-        # a rank without batches checks too
+        # also on a rank without batches
         self.loaded.check_stop()
         batches = batch_by_tokens(lengths, self.loaded.decode.batch_tokens)[rank::num_ranks]
 
@@ -77,7 +77,7 @@ class Scorer:
     def _results(
         self, score: Callable[[NDArray[np.int64]], Tensor], batches: list[NDArray[np.int64]]
     ) -> Generator[Tensor]:
-        """Yield the scores of batches, on a CPU of several at a time."""
+        """Yield the scores of each batch; on a CPU, several batches are scored at a time."""
         threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MAX_THREADS)
         if self.loaded.device.type == "cpu" and at_once > 1:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 Normalize = Callable[[int], float]  # from a length counted with eos to the divisor of a score
-# A search with enough ended hypotheses goes on while a live one is better than all of them by more
-# than this, in nats. With 1.0, the texts are those of a search that never ends early.
+# A search with enough ended hypotheses continues while a live one is better than all of them by
+# more than this, in nats. With 1.0, the texts are those of a search that never ends early.
 LIVE_MARGIN = 1.0
 # With fewer blocks, sorting all extensions is as fast; see `_best_extensions`.
 MIN_BLOCKS = 32
@@ -64,7 +64,7 @@ class Rules:
         return time + 1 >= self.max_lens[sentence]
 
     def _forced(self, sentences: list[int], time: int) -> dict[int, int]:
-        """Return the only token that may follow, by position in `sentences`, where there is one."""
+        """Return the only allowed token, where there is just one, by position in `sentences`."""
         tokens = {}
         for position, sentence in enumerate(sentences):
             if self.is_last(sentence, time):
@@ -76,7 +76,7 @@ class Rules:
 
 @cache
 def _as_tensor(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return ids on a device; copied only once, as a copy to a GPU waits for its work."""
+    """Return ids on a device; cached, because a copy to a GPU waits for its queued work."""
     return torch.tensor(ids, device=device)
 
 
@@ -143,7 +143,7 @@ class BeamSearch:
 
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Extend every hypothesis by a token, given log-probabilities (N, V). Return the indices of
-        the hypotheses (of N) and of the sentences (of B; None: all) that go on, and the new tokens.
+        the hypotheses (of N) and sentences (of B; None: all) that continue, and the new tokens.
         """
         B, W = self.scores.shape
         log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
@@ -177,7 +177,7 @@ class BeamSearch:
         return _best_extensions(self.scores, log_probs, min(count, W * V))
 
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
-        """Add the ended ones of the best `beam_size` candidates to the ended hypotheses."""
+        """Add those of the best `beam_size` candidates that have ended to the ended hypotheses."""
         positions, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
         if not len(positions):
             return
@@ -282,9 +282,9 @@ def _best_extensions(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Ten
     """Return the scores and indices of the `count` best of W * V extensions, best first: (B, W)
     scores of hypotheses, (B, W, V) log-probabilities of next tokens -> two of (B, count).
 
-    On the CPU, a partial sort of all extensions takes longer than computing them. But the `count`
-    best extensions are in the `count` blocks with the largest maxima, and sorting only these takes
-    a tenth of the time. With V = 8000, each hypothesis has 125 blocks of 64 values.
+    On a CPU, a partial sort of all extensions takes longer than computing them. But the `count`
+    best extensions are in the `count` blocks with the largest maxima, and sorting only these blocks
+    takes a tenth of the time. With V = 8000, each hypothesis has 125 blocks of 64 values.
     """
     B, W, V = log_probs.shape
     if B == W == count == 1:

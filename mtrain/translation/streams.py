@@ -23,7 +23,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translation, Translator
 
-Window = list[tuple[str, str]]  # lines that are translated together, each with its target prefix
+Window = list[tuple[str, str]]  # lines to translate together, each with its target prefix
 
 
 def translate_stream(

@@ -1,8 +1,8 @@
-"""Several batches at a time on a CPU, in threads of Python.
+"""Compute several batches at a time on a CPU, in threads of Python.
 
-The matrices of one batch are so small that two cores compute the products of two batches faster
-than they compute each product together. Together they would also wait for each other at every
-product, which takes several times as long if another program uses one of the cores.
+The matrices of one batch are so small that two cores are faster if each computes the products of
+its own batch than if they share each product. Cores that share also wait for each other at every
+product, which takes several times as long if another program uses one of them.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -35,8 +35,8 @@ def in_threads(
 
 
 class _TorchThreads:
-    """Keeps torch's number of threads when programs compute in several threads at a time: a new
-    thread of Python inherits the number of the last call of `set_num_threads`.
+    """Restores torch's number of threads after uses that may overlap in several threads of Python:
+    a new thread inherits the number of the last call of `set_num_threads`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _TorchThreads:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Start and end with the number that was set before the first of overlapping uses."""
+        """Start and end the block with the number from before the first of overlapping uses."""
         with self.lock:
             if self.users == 0:
                 self.number = torch.get_num_threads()

@@ -32,12 +32,12 @@ from mtrain.translation.sampling import Sampling, TokenSampler
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 from mtrain.translation.threads import MAX_THREADS, in_threads, kept_threads
 
-MAX_PROCESSES = 32  # that search at a time on a CPU; memory bandwidth limits their number
-MIN_PROCESSES = 3  # two threads seldom wait for the lock, and share the code that oneDNN generates
+MAX_PROCESSES = 32  # on a CPU; more processes would only wait for memory
+MIN_PROCESSES = 3  # two threads seldom wait for Python's lock, and share oneDNN's generated code
 MAX_HYPOTHESES = 1000  # per line; the limit of `decode.beam_size`
 # Options of the search, which sampling does not use, and options of sampling.
 SEARCH_ONLY, SAMPLING_ONLY = ["beam_size"], ["temperature", "top_k", "top_p", "seed"]
-# Smallest number of source tokens x beam size per thread. For fewer, another thread saves little,
+# Smallest number of source tokens x beam size per thread. With fewer, another thread saves little,
 # and costs much if other programs use its core: each of many small products waits for it.
 MIN_TOKENS_PER_THREAD = 512
 # Batches that each rank translates before the ranks exchange their translations.
@@ -81,8 +81,8 @@ def check_options(
     decode: DecodeConfig, given: Mapping[str, Any], display_name: Callable[[str], str]
 ) -> None:
     """Raise `RefusedError` for numbers of a wrong type or range, and for options that exclude each
-    other. `decode` holds the settings to use, `given` the options, which are None if they are not
-    given; `display_name` returns the name of an option for the user.
+    other. `decode` has the settings to use, `given` the values of options (None: not given);
+    `display_name` returns the name of an option for messages.
     """
     options = {name: value for name, value in given.items() if value is not None}
     for name, lowest, highest in (
@@ -219,10 +219,8 @@ class Translator:
                 yield by_rank[index % ranks.size][index // ranks.size]
 
     def _translate_batches(self, batches: list[Group], scored: bool) -> Generator[Translated]:
-        """Translate batches, on a CPU several at a time: the matrices of decoding are so small that
-        two cores compute two products faster separately than together.
-        """
-        # make the decoder once, before several threads or processes need it
+        """Translate batches; on a CPU, several at a time (see `translation.threads`)."""
+        # make the decoder before several threads or processes use it
         _ = self.loaded.decoder
         translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
         at_once = min(threads, len(batches), MAX_THREADS)
@@ -240,11 +238,13 @@ class Translator:
 
     @property
     def _width(self) -> int:
-        """Number of hypotheses of a line that are extended at a time."""
+        """Number of hypotheses that a search extends for each line."""
         return self.samples if self.decode.sample else self.decode.beam_size
 
     def _limit_threads(self, sources: list[NDArray[np.int64]]) -> None:
-        """Use no more threads of a CPU than have enough work; `threads` stays as it is."""
+        """Lower torch's number of threads to those that have enough work, unless `threads` fixes
+        it.
+        """
         if self.threads is None:
             tokens = sum(len(ids) + 1 for ids in sources) * self._width
             useful = tokens // (MIN_TOKENS_PER_THREAD * self.ranks.size)
@@ -273,8 +273,8 @@ class Translator:
 
     def _batches(self, sources: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Return batches of indices of sources, similar in length and within the token budget,
-        longest first. Their number is a multiple of the batches searched at a time, and they are
-        about equally large, so that all CPU cores finish at about the same time.
+        longest first. They are about equally large, and their number is a multiple of the number
+        of batches searched at a time, so that all CPU cores finish at about the same time.
         """
         lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
         budget, total = max(1, self.decode.batch_tokens // self._width), int(lengths.sum())
@@ -282,7 +282,7 @@ class Translator:
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
         split = partial(batch_by_length, lengths)
         count = at_once * math.ceil(len(split(budget)) / at_once)
-        if count < 2:  # also saves the time of a search for a single line
+        if count < 2:  # for a single line, this also saves the time of looking for a budget
             return split(budget)
         # the smallest budget that gives no more batches; a larger budget never gives more
         budgets = range(min(budget, max(1, total // count)), budget)

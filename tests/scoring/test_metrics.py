@@ -143,7 +143,7 @@ def test_long_lines_are_warned_of(
     score_all([short, long], [[short, long]], "de", None, False)
     score_all([short, long], [[short, short]], "de", None, False)
     paired_tests(["bleu"], [("a", [long]), ("b", [long])], [[long]], "13a", False)
-    text = "TER takes long for long lines, such as reference 2 of 40 words; score sentences instead"
+    text = "TER is slow for long lines, such as reference 2 of 40 words; score sentences instead"
     assert caplog.messages == [text]
 
 
