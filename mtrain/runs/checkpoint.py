@@ -34,7 +34,7 @@ from mtrain.runtime.errors import RefusedError, UserError, is_utf8
 from mtrain.runtime.json_reader import MAX_JSON_BYTES, read_json_file
 from mtrain.runtime.log import logger
 
-# What to do if a checkpoint cannot be saved, by errno; after any other error: make room.
+# What to do if a checkpoint cannot be saved, by errno; the default advice is to make room.
 ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there")
 ADVICE[errno.ENOENT] = "restore its directory, which was removed or renamed,"
 NO_CHECKPOINT = "this run has no complete checkpoint; train it, or restore checkpoints/"
@@ -84,7 +84,7 @@ def _save_tensors(
 
 @contextmanager
 def _saving(path: Path) -> Iterator[None]:
-    """Turn errors of writing a checkpoint into `UserError`."""
+    """Turn errors of saving a checkpoint into `UserError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -101,7 +101,7 @@ def _saving(path: Path) -> Iterator[None]:
 def load(path: Path) -> Snapshot:
     """Verify and read a checkpoint; raises `DamagedError`."""
     if not is_utf8(str(path)):
-        raise UserError(f"{path}: its name is not UTF-8, which files of weights need; rename it")
+        raise UserError(f"{path}: its path is not UTF-8, which safetensors needs; rename it")
     manifest.verify(path, MODEL, CONFIG, TOKENIZER)
     try:
         with out_of_memory_as(f"{path}: out of memory; free some"):
@@ -132,7 +132,7 @@ def load_trainer(path: Path) -> TrainerState:
 
 
 def last_scheduled(directory: Path, last: int, train: TrainConfig, count: int) -> list[Path]:
-    """Return the paths that the last `count` scheduled checkpoints of a run with the last step
+    """Return the paths of the last `count` scheduled checkpoints that a run with the last step
     `last` should have, oldest first.
     """
     every = train.save_every
@@ -147,10 +147,10 @@ def intact_suffix(paths: list[Path]) -> list[Path]:
 
 
 def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
-    """Remove checkpoints that are not needed. Keep the last scheduled ones, the `best`, resume
-    points newer than every scheduled one, and the trainer's state of the newest two and of the
-    newest scheduled one, which outlives the resume points. Damaged ones are removed when they are
-    older than the last scheduled ones.
+    """Remove checkpoints that are not needed. Keep the last scheduled ones, the `best`, and resume
+    points newer than every scheduled one. Keep the trainer's state of the newest two, and of the
+    newest scheduled one, because resume points are removed later. Damaged ones are removed once
+    they are older than the last scheduled ones.
     """
     complete = complete_checkpoints(directory)
     scheduled = [path for path in complete if train.is_scheduled(step_of(path) or 0)]
@@ -175,22 +175,25 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
         weights = load(path).weights
         for name, weight in weights.items():
             if weight.dtype != torch.float32:
-                raise UserError(f"{path}: {name} is {weight.dtype}, not fp32")
+                raise UserError(
+                    f"{path}: {name} is {weight.dtype}, not fp32; use other checkpoints"
+                )
         total = total or {name: weight.double() * 0 for name, weight in weights.items()}
         if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
-            raise UserError(f"{path}: its model has another shape than {paths[0]}")
+            raise UserError(f"{path}: its model has another shape than {paths[0]}; use one run's")
         for name, weight in weights.items():
             total[name] += weight
     return {name: (weight / len(paths)).float() for name, weight in total.items()}
 
 
 def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfig) -> list[Path]:
-    """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory.
-    None: up to `train.average_last`, as at the end of a run, or else all that the run keeps.
+    """Average the newest `last` scheduled checkpoints of a run into a new checkpoint directory, and
+    return their paths. If `last` is None, average up to `train.average_last`, or if that is 0,
+    `train.keep_checkpoints`.
     """
     directory = directory_of(run_dir)
     manifest.check_new(output)
-    # a damaged one counts, too: the average must not silently be that of older ones
+    # damaged ones count, too: the average must not silently use older ones instead
     named = [
         path
         for path in layout.named_checkpoints(directory)
@@ -201,7 +204,7 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     wanted = last_scheduled(directory, newest, train, count)
     paths = intact_suffix(wanted)
     if len(paths) < count:
-        for path in filter(Path.exists, wanted):  # damage is the better reason
+        for path in filter(Path.exists, wanted):  # report damage rather than a small number
             try:
                 manifest.verify(path)
             except manifest.DamagedError as error:
@@ -237,7 +240,7 @@ def directory_of(run_dir: Path) -> Path:
 
 
 def resolve(path: Path) -> Path:
-    """Return the checkpoint directory of a path. For a run that is the best one, or the newest if
+    """Return the checkpoint directory that a path names: for a run, the best one, or the newest if
     `best.json` names none.
     """
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
@@ -272,8 +275,8 @@ def _why_no_checkpoints(path: Path) -> str:
 
 
 def load_resolved(path: Path) -> tuple[Path, Snapshot]:
-    """Load the checkpoint that `resolve` returns for a path. Training may remove the best one while
-    it is read, once there is a better one, which is loaded then.
+    """Load the checkpoint that `resolve` returns for a path. If training replaces the best one
+    while it is read, load the new best one.
     """
     directory = resolve(path)
     while True:
@@ -281,7 +284,7 @@ def load_resolved(path: Path) -> tuple[Path, Snapshot]:
             return directory, load_or_name_intact(directory)
         except UserError:
             before = directory
-            with suppress(UserError):  # the first error is the better one
+            with suppress(UserError):  # the first error says more
                 directory = resolve(path)
             if directory == before:
                 raise

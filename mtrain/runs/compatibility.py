@@ -1,4 +1,4 @@
-"""Whether a config belongs to a run: what a start refuses, so that no run is lost or changed."""
+"""Refuse configs that do not belong to a run directory, so that no run is lost or changed."""
 
 import shlex
 from fnmatch import fnmatch
@@ -15,7 +15,7 @@ from mtrain.runs.history import History
 from mtrain.runs.records import Provenance, Status
 from mtrain.runtime.errors import RefusedError
 
-# What must not change within a run, by its key in `run.json`, as the subject of a message.
+# What must not change within a run, by its key in `run.json`: subject and verb of a message.
 FIXED = {
     "train": "the content of data.train is",
     "weights": "the list of weights of data.train is",
@@ -71,7 +71,7 @@ def _refuse_moved(settings: Path, run_dir: Path) -> None:
         option = shlex.quote(f"run_dir={quote_text(str(actual))}")
         raise RefusedError(
             f"{settings}: is the config of the run in {actual}, but its run_dir is {stored}; add "
-            f"--set {option} to go on with that run"
+            f"--set {option} to continue that run"
         )
 
 
@@ -91,8 +91,8 @@ def _is_same(path: Path | None, other: Path) -> bool:
 
 
 def refuse_lost_checkpoints(run: RunDirectory, status: Status | None, save_every: int) -> None:
-    """Refuse to start at step 0 if the status or `best.json` record steps whose checkpoints are
-    missing.
+    """Refuse to start again at step 0 if the status or `best.json` shows that the run had
+    checkpoints.
     """
     if layout.named_checkpoints(run.checkpoints):
         return
@@ -142,8 +142,8 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
 
 
 def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks: int) -> None:
-    """Refuse keys that ask for another number of micro-batches per step than the run has, or,
-    in a new run, that contradict each other.
+    """Refuse settings that give another number of micro-batches per step than the run has, or, in a
+    new run, settings that contradict each other.
     """
     train, expected = config.train, run.step_batches(config, ranks)
     accum, stored_accum = train.accum_steps, stored.train.accum_steps if stored else 1
@@ -181,7 +181,7 @@ def check_data(run: RunDirectory, fingerprints: dict[str, Any]) -> None:
 
 
 def _has(run: RunDirectory, name: str) -> bool:
-    """Whether this file exists; raises `RefusedError` if only checkpoints do."""
+    """Whether the run has this file; raises `RefusedError` if it has checkpoints without it."""
     if (run.path / name).exists():
         return True
     if layout.named_checkpoints(run.checkpoints):

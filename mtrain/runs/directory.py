@@ -1,4 +1,4 @@
-"""The run directory: its files, its lock, and its description."""
+"""The run directory: its lock, and the small files that describe the run."""
 
 import errno
 import json
@@ -54,7 +54,7 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints are kept."""
+        """The directory of the checkpoints."""
         return self.path / layout.CHECKPOINTS
 
     @property
@@ -147,7 +147,7 @@ class RunDirectory:
         self.write(layout.STATUS, content | process)
 
     def record_failed_start(self, status: Status, state: State, failure: UserError) -> None:
-        """Restore the status from before a failed start, with that start's end as `last_start`."""
+        """Write the status from before a failed start, with its end as `last_start`."""
         end = {"state": state, "exit_code": failure.exit_code, "reason": str(failure)}
         last = {**end, "time": time.strftime(TIME), "launch": self.launch}
         self.write(layout.STATUS, {**status.model_dump(), "last_start": last})
@@ -164,7 +164,7 @@ class RunDirectory:
 
 def log_changes(run_dir: Path, config: Config) -> None:
     """Log the settings that differ from those of the run's last start, if there was one; call this
-    once nothing can refuse them any more.
+    after all checks that may refuse them.
     """
     settings = run_dir / layout.CONFIG
     if settings.exists():

@@ -47,8 +47,8 @@ class StoredBest(BaseModel, extra="allow"):
 class History(BaseModel, populate_by_name=True):
     """Validations in the order of steps, and the scores at the end of a run.
 
-    `metric` is the wanted one, `train.metric`. The best validation is chosen by it or, while no
-    validation has reached a BLEU of `MIN_BLEU`, by NLL instead of BLEU: see `measure`.
+    `metric` is `train.metric`. It chooses the best validation, except that NLL replaces BLEU while
+    no validation has reached a BLEU of `MIN_BLEU`: see `measure`.
     """
 
     metric: Metric
@@ -78,9 +78,9 @@ class History(BaseModel, populate_by_name=True):
         return head | self.model_dump(by_alias=True) | {"best": shown}
 
     def cut(self, step: int, train: TrainConfig) -> None:
-        """Drop what an uninterrupted run would not have at a step: entries after it or at steps
-        where no validation is due now, the average and tests of another end, and an average that
-        is not wanted any more.
+        """Drop what an uninterrupted run would not have at a step: later entries, entries at steps
+        where no validation is due any more, the average and the test scores of another last step,
+        and an average if averaging is off now.
         """
         entries = [entry for entry in self.entries if entry["step"] <= step]
         self.entries = [entry for entry in entries if train.is_validated(entry["step"])]
@@ -100,7 +100,7 @@ class History(BaseModel, populate_by_name=True):
 
     @property
     def best(self) -> Entry | None:
-        """The best validation, including the average's; the earliest of equals."""
+        """The best validation, including that of the average; the earliest of equal ones."""
         return self._best_intact(self._validated)
 
     @property
@@ -119,8 +119,8 @@ class History(BaseModel, populate_by_name=True):
         return best["checkpoint"] if best else None
 
     def best_names(self, valid_every: int) -> set[str]:
-        """Return the names of the best checkpoint of a step, and of the best one at a multiple of
-        `valid_every`: only these count if the run is extended.
+        """Return the names of the best checkpoint of all steps, and of the best one at a multiple
+        of `valid_every`: if the run is extended, only such steps count.
         """
         regular = [entry for entry in self.entries if entry["step"] % valid_every == 0]
         candidates = self._best_intact(self.entries), self._best_intact(regular)
@@ -150,7 +150,7 @@ class History(BaseModel, populate_by_name=True):
         return self._best_of(_intact(entries))
 
     def _best_of(self, entries: list[Entry]) -> Entry | None:
-        """Return the best of these validations, the earliest of equals."""
+        """Return the best of these validations, the earliest of equal ones."""
         metric = self._metric_for(entries)
         return max(entries, key=lambda entry: _quality(entry, metric), default=None)
 
@@ -180,6 +180,6 @@ def _intact(entries: list[Entry]) -> list[Entry]:
 
 
 def _quality(entry: Entry, metric: Metric) -> float:
-    """Return a validation's score such that larger is better; NaN and no score are the worst."""
+    """Return a score of which larger is better; NaN and a missing score are the worst."""
     score = float(entry.get(metric, -math.inf)) * (-1 if metric == "nll" else 1)
     return -math.inf if math.isnan(score) else score

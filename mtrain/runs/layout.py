@@ -19,7 +19,7 @@ VOCABULARY, TENSORBOARD = "tokenizer.vocab", "tensorboard"
 FILES = (LOCK, RUN, STATUS, BEST, METRICS, LOG, CONFIG, TOKENIZER, VOCABULARY)
 DIRECTORIES = (CHECKPOINTS, VALIDATION, SYNTHETIC, TENSORBOARD)
 
-MAX_PARENTS = 4  # parent directories that may be the run of a file
+MAX_PARENTS = 4  # nearest parent directories of a file that are searched for a run
 
 STEP = re.compile(r"step-(\d{8,})")
 

@@ -1,5 +1,5 @@
-"""Sealed directories, which exist completely or not at all: written under a temporary name, synced,
-sealed by a manifest and renamed.
+"""Sealed directories, which exist completely or not at all: they are written under a temporary
+name, synced, sealed with a manifest and renamed.
 
 `manifest.json` is written last. It lists every file with its size and SHA-256 and has a SHA-256 of
 itself, so that a flipped bit, a truncated or a missing file is found before anything is parsed.
@@ -115,8 +115,8 @@ def _clear(path: Path) -> None:
 
 
 def clean(directory: Path) -> None:
-    """Remove partly written and partly removed directories that crashes left in a directory and in
-    its subdirectories.
+    """Remove the partly written and partly removed directories that crashes have left in a
+    directory and in its subdirectories.
     """
     parents = [directory, *directory.iterdir()] if directory.is_dir() else []
     for parent in parents:

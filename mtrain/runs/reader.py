@@ -1,5 +1,5 @@
-"""Readers of a run's files for commands that only read it. The run may be somebody else's: links
-are not followed, pipes are not waited for, and files larger than a run writes are refused.
+"""Read the files of a run for commands that do not change it. The run may be from somebody else:
+links are not followed, pipes do not block, and files larger than a run writes are refused.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""The forms of a run's JSON files, checked before their content is used."""
+"""The types of a run's JSON files, which are checked before their content is used."""
 
 import io
 import json
@@ -35,11 +35,11 @@ MAX_RECORD_BYTES = 1 << 16  # of a line of `metrics.jsonl`
 ADVICE = "restore the run's own file, or name another run or a checkpoint"
 
 
-def with_fields_of(form: type[BaseModel]) -> AfterValidator:
-    """Return a validator that checks the fields of a form and keeps the content unchanged."""
+def with_fields_of(model: type[BaseModel]) -> AfterValidator:
+    """Return a validator that checks the fields of a model and returns the content unchanged."""
 
     def check(content: dict[str, Any]) -> dict[str, Any]:
-        form.model_validate(content, strict=True)
+        model.model_validate(content, strict=True)
         return content
 
     return AfterValidator(check)
@@ -153,11 +153,11 @@ def read_bytes(path: Path, max_bytes: int) -> bytes | None:
         raise UserError(f"{path}: {error}, which no run writes; {ADVICE}") from None
 
 
-def read_record(path: Path, form: type[Content]) -> Content | None:
+def read_record(path: Path, type_: type[Content]) -> Content | None:
     """Read one of the small JSON files, or return None if it is missing; raises `UserError`."""
     data = read_bytes(path, MAX_JSON_BYTES)
     try:
-        return None if data is None else read_json(data, form)
+        return None if data is None else read_json(data, type_)
     except ValueError as error:
         rebuilt = "remove it, and train will read its scores from metrics.jsonl, or "
         advice = (rebuilt if path.name == BEST else "") + ADVICE
@@ -197,9 +197,9 @@ class MetricsFile:
             self.board.add(record)
 
     def cut(self, step: int, repeated: tuple[str, ...] = ()) -> None:
-        """Drop what a run that resumes at a step writes again: a truncated line, the records after
-        the step, and records of the step with a key that begins with one of `repeated`. Warn of
-        other invalid lines, which are dropped, too.
+        """Drop what a run that resumes at a step writes again: the records after the step, and
+        those of the step with a key that begins with one of `repeated`. Also drop invalid lines;
+        warn of them, except of a last line that a crash truncated.
         """
         records, broken = self.parse()
         if broken:
@@ -217,16 +217,16 @@ class MetricsFile:
             self.board.begin(kept)
 
     def parse(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return the records and the numbers of invalid lines, except for a line that a crash
-        truncated. Raises `UserError` if the file is not a regular file or too large.
+        """Return the records, and the numbers of invalid lines except for one that a crash
+        truncated. Raises `UserError` if the file is not a regular file, or too large.
         """
-        records, broken, form = [], list[int](), adapter_of(Record)
+        records, broken, adapter = [], list[int](), adapter_of(Record)
         data = read_bytes(self.path, MAX_TEXT_BYTES) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:
                 if len(line) > MAX_RECORD_BYTES:
                     raise ValueError("longer than any record")
-                records.append(form.validate_json(line, strict=True))
+                records.append(adapter.validate_json(line, strict=True))
             except ValueError:
                 if line.endswith(b"\n"):
                     broken.append(number)

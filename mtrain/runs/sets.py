@@ -1,4 +1,4 @@
-"""The text of a run's validation and test sets, if its hash is the one that the run recorded."""
+"""Read the validation and test sets of a run, if their hashes are those that the run recorded."""
 
 from pathlib import Path
 
@@ -54,11 +54,11 @@ def read_set(run: Run, key: str) -> ScoredText:
 
 
 def check_known(run: Run, key: str) -> None:
-    """Raise `UserError` unless a corpus has the hash of the text that the run used: somebody else's
-    config may name any file of this machine, which no page may show. A message of why a file cannot
-    be read may quote it, so it is only logged.
+    """Raise `UserError` unless a corpus has the hash of the text that the run used: the config may
+    be from somebody else and name any file of this machine, which no page may show. The reason why
+    a file cannot be read may quote the file, so it is only logged.
     """
-    state = "without a hash in run.json"  # so it is not even read
+    state = "without a hash in run.json"  # then the corpus is not even read
     if run.corpora[key][1] is not None:
         finding, _ = verify.check_corpus(run, key)
         if (state := finding.state) == verify.OK:

@@ -52,7 +52,7 @@ def check(key: str, entry: Corpus, before: dict[str, Any]) -> None:
 def with_synthetic_text(
     config: Config, run_dir: Path | None = None, skip: Collection[int] = ()
 ) -> Config:
-    """Return the config with complete synthetic texts in place of the entries of `data.train` that
+    """Return the config in which complete synthetic texts replace the entries of `data.train` that
     they were made for, except for entries with the numbers in `skip`.
     """
     run_dir = (run_dir or Path(config.run_dir)).absolute()

@@ -24,8 +24,8 @@ def board_of(config: Config) -> "TensorBoard | None":
 
 
 class TensorBoard:
-    """Event files of a run, written by torch's `SummaryWriter`. If records are dropped, as by a
-    resume, a new file starts with all remaining records.
+    """Event files of a run, written by torch's `SummaryWriter`. When a resume drops records, a new
+    file starts with all remaining records.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -74,6 +74,6 @@ class TensorBoard:
 
 
 def _print_traceback(arguments: threading.ExceptHookArgs) -> None:
-    """Print the traceback of a thread, but not of a full disk: the writer's `flush` raises it."""
+    """Print the traceback of a thread, except for an `OSError`, which `flush` raises again."""
     if not isinstance(arguments.exc_value, OSError):
         threading.__excepthook__(arguments)

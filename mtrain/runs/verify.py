@@ -1,4 +1,4 @@
-"""`mtrain verify`: hash every file of a run again and compare its records with each other.
+"""`mtrain verify`: hash every file of a run again, and check that its records agree.
 
 It loads no model, follows no link and writes nothing. Each check yields findings.
 """
@@ -257,7 +257,7 @@ def _metrics(run: Run) -> Iterator[Finding]:
 
 
 def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
-    """Hash the readable corpora, without the cache; put the numbers of pairs of unchanged ones into
+    """Hash the readable corpora, without the cache; store the numbers of pairs of unchanged ones in
     `sizes`, by their keys in the config.
     """
     if run.config is None or run.provenance is None:

@@ -604,7 +604,7 @@ def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> N
     shutil.copytree(tmp_path / "run", where)
     moved = run_mtrain("translate", "-m", where, input="a\n")
     assert moved.returncode == 1
-    assert "its name is not UTF-8, which files of weights need; rename it" in moved.stderr
+    assert "its path is not UTF-8, which safetensors needs; rename it" in moved.stderr
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     start = [sys.executable, "-m", "mtrain", "train", str(name.with_name("a.yaml"))]
     text = name.read_text().replace(str(tmp_path / "run"), "日本")
