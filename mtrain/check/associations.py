@@ -1,9 +1,9 @@
 """Judge whether two sides are translations, by word associations learned from the corpus itself.
 
 A source and a target word are associated if they occur in the same pairs more often than by chance.
-In a correct pair, a word's associate is as frequent as in the corpus; in a shifted pair, only as
-frequent as by chance. The evidence for a pair is the log-likelihood ratio of the two cases, summed
-over its words.
+In a correct pair, a word has an associate on the other side as often as in the whole corpus; in a
+shifted pair, only as often as by chance. The evidence for a pair is the log-likelihood ratio of the
+two cases, summed over its words.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mtrain.check.words import GOLDEN, Words
 from mtrain.data.store import spans
 
-MAX_LINE_WORDS = 32  # words that are used of a line
+MAX_LINE_WORDS = 32  # words of a line that are used
 MAX_VOCABULARY = 30_000  # words of a side that may have associates
 MIN_SHARED_PAIRS = 3  # pairs that contain both of two associated words
 # Associated words: pairs that contain both, as a multiple of chance, and their evidence in nats.
@@ -25,7 +25,7 @@ TABLE_BITS = 25  # the hash table has 2^25 slots: 32 MB
 CHUNK = 1 << 22  # word pairs in a chunk
 PRIOR_COUNT = 4.0  # occurrences at the mean rate, added to those of each word
 UNRELATED_SHIFT = 37  # lines; after this shift of a side, no pair is a translation
-MAX_FOR, MAX_AGAINST = 4.0, 3.0  # nats that one word may give for and against a pair
+MAX_FOR, MAX_AGAINST = 4.0, 3.0  # nats that one word may contribute for and against a pair
 MAX_LINE_FRACTION = 0.125  # of a side's lines; words in more lines are uninformative
 
 Ids = NDArray[np.int64]  # of words in a vocabulary, from 1; 0: unknown
@@ -95,7 +95,9 @@ class Associations:
         return self.vocabularies[0].encode(src), self.vocabularies[1].encode(tgt)
 
     def _hits(self, src: Side, tgt: Side) -> tuple[Hits, Hits]:
-        """Whether the other side has an associate of each word, or the word itself."""
+        """Return for each word of both sides whether the other side has an associate of it, or the
+        word itself.
+        """
         src_hits, tgt_hits = np.zeros(len(src.ids), bool), np.zeros(len(tgt.ids), bool)
         for left, right in _word_pairs(src.words, tgt.words):
             is_hit = self.table[_slots(src.ids[left], tgt.ids[right])]
@@ -133,8 +135,8 @@ def lookup(table: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> NDArray[np.
 
 
 def _nats(actual: tuple[Ids, Hits], unrelated: tuple[Ids, Hits], size: int) -> NDArray[np.float64]:
-    """Return the evidence of an absent and of a present associate by word id, shape (2, size): the
-    log ratio of the rates in actual and in unrelated pairs.
+    """Return, by word id, the evidence if its associate is absent and if it is present, shape
+    (2, size): the log ratio of the rates in actual and in unrelated pairs.
     """
     rates = []
     for ids, hits in (actual, unrelated):

@@ -44,11 +44,11 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
 
-# Texts in the same third language to report them; fewer may be titles and quotations.
+# Smallest number of texts in the same third language to report; fewer may be titles and quotations.
 MIN_THIRD, MIN_THIRD_FRACTION = 5, 0.002
-# Texts of a side with a bullet or number to report them; fewer may be dates and ordinal numbers.
+# Smallest number of texts with a bullet or number to report; fewer may be dates and ordinals.
 MIN_MARKED, MIN_MARKED_FRACTION = 20, 0.01
-ROW_BITS = 40  # low bits of a pair's number: the row; the rest is the index of the corpus
+ROW_BITS = 40  # low bits of a pair's number: its row; high bits: the index of its corpus
 
 
 class Checker:
@@ -57,7 +57,7 @@ class Checker:
     def __init__(self, config: Config, stop: Stop, max_examples: int = 10) -> None:
         self.config, self.stop, self.characters = config, stop, Characters()
         data, root = config.data, reading_of(config).root
-        # a corpus that lacks a side, which a model has yet to make, is not checked
+        # do not check a corpus that lacks a side, which a model has yet to make
         self.entries = {key: entry for key, entry in data.corpora.items() if not entry.model}
         self.all_findings: list[Findings] = []  # by corpus, each checked in the forward direction
         for name, entry in self.entries.items():
@@ -129,16 +129,16 @@ class Checker:
             for message in style_differences(training, findings.languages, rows.texts):
                 findings.add_message("style", message)
             if findings.has("turned"):
-                findings.remove("swapped")  # the same, for each row
+                findings.remove("swapped")  # repeats "turned" for each row
             for earlier in scored:
-                # one text may be scored in both directions
+                # the same text may be scored in both directions
                 if earlier.findings.is_backward == findings.is_backward:
                     earlier.search(rows, findings.name)
             scored.append(ScoredSet(rows))
         return scored
 
     def _rows(self, findings: Findings, reading: Reading) -> Iterator[TextRow]:
-        """Yield the rows of a corpus up to the first error that is not one of a row."""
+        """Yield the rows of a corpus up to the first error that concerns more than a row."""
         reading.invalid_utf8 = "error"  # `refuse` gets each invalid row
         try:
             for row in read_rows(findings.corpus, reading):
@@ -174,7 +174,7 @@ class Checker:
                 findings.usable += int((~chunk.blank.any(0) & ~is_long).sum())
             yield chunk
         shifts.finish()
-        # stretches show the same, more exactly
+        # the reported stretches cover these rows, and say more
         findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
         findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
         findings.remove_few("marked", max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
@@ -185,7 +185,7 @@ class Checker:
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")
-            elif reason != NOT_UTF8:  # which `refuse` has reported
+            elif reason != NOT_UTF8:  # `refuse` has reported such rows
                 findings.add_message("counted", f"{reason}: {count:,}")
         if not findings.pairs and not findings.has("unreadable", "unequal"):
             findings.add_message("empty", f"{findings.what} holds no pairs")

@@ -30,7 +30,9 @@ Hashes = NDArray[np.uint64]  # one for each row
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a corpus by number; their texts, words and letter counts by script, by side."""
+    """Some rows of a corpus: their numbers, and by side their texts, words, and letter counts by
+    script.
+    """
 
     findings: Findings  # of the corpus
     numbers: Sequence[int]
@@ -84,8 +86,8 @@ class Chunk:
 
     @cached_property
     def pair_hashes(self) -> Hashes:
-        """Hashes of the pairs, with each side stripped of white space. A pair that is learned in
-        both directions has two.
+        """Hashes of the pairs, with each side stripped of white space. The two directions of a pair
+        have different hashes.
         """
         src, tgt = (text_hashes(map(str.strip, texts)) for texts in self.texts)
         return combined(src, tgt) ^ np.uint64(self.findings.is_backward)
@@ -111,8 +113,8 @@ class Chunk:
         positions: NDArray[np.int64] | None = None,
         detail: str = "",
     ) -> None:
-        """Add a finding about the rows of a mask, on one side or both. Rows with the lowest `ranks`
-        are the examples, shown from a little before the character at their `positions`.
+        """Report a finding about the rows of a mask, on one side or both. The examples are the rows
+        with the lowest `ranks`, shown from a little before the character at their `positions`.
         """
         rows = np.flatnonzero(mask)
         if not len(rows):

@@ -22,11 +22,11 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import missing_tokenizers
 from mtrain.training.plan import Forecast, forecast_from_sample, text_warnings, tokenizer_warnings
 
-MAX_ENCODED = 20_000  # pairs of the sample that are tokenized, about
+MAX_ENCODED = 20_000  # approximate number of pairs of the sample that are tokenized
 MAX_BYTE_FRACTION = 0.02  # fraction of tokens that are bytes or unknown
 MAX_TOKENS_PER_WORD = 3.0  # on average
 SEVERITIES = (ERROR, WARNING, NOTE)
-VOCABULARY_BYTES = 250_000  # of a vocabulary that is not trained yet, a guess
+VOCABULARY_BYTES = 250_000  # estimate for a vocabulary that is not trained yet
 
 # How a vocabulary splits the words of a side: tokens per word (a Han character is one), and
 # fractions of the tokens that are bytes or unknown.
@@ -42,7 +42,7 @@ class Diagnosis:
     fits: dict[str, Fit] = field(default_factory=dict)  # by side; empty without a vocabulary
     forecast: Forecast | None = None
     failure: str = ""  # why there is no forecast
-    warnings: list[str] = field(default_factory=list)  # of the plan, such as too little text
+    warnings: list[str] = field(default_factory=list)  # about the plan, such as too little text
 
     def count(self, severity: str) -> int:
         """Count the findings of this severity: one for each kind and corpus."""

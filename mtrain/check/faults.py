@@ -20,13 +20,14 @@ from mtrain.data.tokenizer import Tokenizer
 
 MIN_LETTERS = 5  # in another script
 MIN_FOREIGN_LATIN = 20  # letters: text in any script has names and commands in Latin
-MIN_LANGUAGE_NATS = 7.0  # evidence that a line is in the other side's language
-# Distance from the normal ratio of lengths: of the logarithm (three times), standard deviations.
+MIN_LANGUAGE_NATS = 7.0  # evidence that a text is in the other side's language
+# Smallest distance from the normal ratio of lengths: of its logarithm (1.1 is a factor of three),
+# and in standard deviations.
 MIN_LOG_DISTANCE, MIN_DEVIATIONS = 1.1, 5.0
 MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to report it
-MIN_LOST = 5  # question marks, more than half of a text, that stand for letters
-MIN_HELD = 5  # words of a side that the other side also has
-MIN_RUN = 50  # letters that are no single word
+MIN_LOST = 5  # question marks that stand for letters if they are more than half of a text
+MIN_HELD = 5  # words of a side that the other side contains, too
+MIN_RUN = 50  # letters without a space, too many for a word
 MAX_PERIOD, MIN_REPEATS = 4, 5  # words of a repeated phrase, and its repetitions
 MIN_DOUBLED = 4  # words of a text that occurs twice
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
@@ -69,9 +70,9 @@ _MOJIBAKE = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTE_O
 _WINDOWS_1251 = re.compile(
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
-# Encodings of other scripts in which UTF-8 may be read without errors, such as "鏂囦欢" for "文件";
-# characters of a text that are looked at, and different ones that its bytes are as UTF-8.
+# Encodings of other scripts in which UTF-8 may be read without errors, such as "鏂囦欢" for "文件".
 _LEGACY_ENCODINGS = ["gbk", "cp932", "koi8_u", "iso8859_5", "cp1253", "cp1255", "cp1256"]
+# Characters of a text that are decoded again, and different ones that must result.
 MAX_READ, MIN_DIFFERENT = 100, 4
 # A question mark between letters of a word, but not one that ends a sentence.
 _IN_WORD = regex.compile(r"\p{L}\?+\p{Ll}|\p{Lu}\?+\p{Lu}")
@@ -109,7 +110,8 @@ _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
 def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Mask]:
     """Report faults of texts and pairs. Return the evidence, in nats, that the sides of each pair
-    are translations, 0 for pairs with another finding, and the pairs that do not look like them.
+    are translations (0 for pairs with another finding), and whether each pair was reported as not
+    looking like a translation.
     """
     _find_text_faults(chunk)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
@@ -202,7 +204,7 @@ def _are_doubled(words: Words) -> Mask:
 
 
 def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:
-    """Report lines whose words are those of the other side; return their rows."""
+    """Report texts whose words are those of the other side; return their rows."""
     src, tgt = (profile.side_classifier.evidence(words) for words in chunk.words)
     swapped = (
         (src <= -MIN_LANGUAGE_NATS / 2)
@@ -218,7 +220,7 @@ def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> 
 
 
 def _find_third_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:
-    """Report lines in the language of neither side; return their rows."""
+    """Report texts in the language of neither side; return their rows."""
     is_third = np.zeros(len(chunk), bool)
     for side, third in enumerate(profile.third_languages.get(chunk.findings.languages, ())):
         codes = np.array([third.language_of(text) for text in chunk.texts[side]], object)
@@ -231,7 +233,7 @@ def _find_third_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> 
 
 
 def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:
-    """Report lines mostly in scripts that are not usual on their side; return their rows."""
+    """Report texts mostly in scripts that are not usual on their side; return their rows."""
     is_foreign = np.zeros(len(chunk), bool)
     for side, name in enumerate(("source", "target")):
         letters = chunk.letters[side]
@@ -343,8 +345,8 @@ def _find_mojibake(text: str, words: str) -> int | None:
 
 
 def _find_misread_utf8(text: str) -> int | None:
-    """Find the first character that is not ASCII, if nearly all of them are UTF-8 that was read in
-    an encoding of another script.
+    """Find the first character that is not ASCII, if nearly all such characters are UTF-8 that was
+    read in an encoding of another script.
     """
     odd = "".join(char for char in text if "\x7f" < char != "\ufffd")[:MAX_READ]
     if len(odd) < MIN_DIFFERENT:

@@ -14,7 +14,7 @@ from mtrain.runtime.errors import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 
-# Every kind of finding, as JSON names it, in the order of the report: its severity and its title.
+# Severity and title of every kind of finding, by its name in JSON, in the order of the report.
 KINDS: dict[str, tuple[str, str]] = {
     "unreadable": (ERROR, "cannot be read"),
     "unequal": (ERROR, "unequal numbers of lines"),
@@ -69,7 +69,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
 MAX_EXAMPLE_LENGTH = 300  # characters
-KEPT = 1000  # examples of a kind that `remove_rows` may shorten, until all rows are read
+MAX_KEPT = 1000  # examples of "misfit" while rows are read, since `remove_rows` may remove some
 
 
 @dataclass(frozen=True, order=True)
@@ -169,8 +169,8 @@ class Findings:
         }
 
     def remove_rows(self, kind: str, stretches: list[tuple[int, int]], count: int) -> None:
-        """Once all rows are read, remove the `count` rows of a kind that are in stretches, by their
-        first and last row.
+        """Once all rows are read, remove the `count` rows of a kind that are in stretches, given by
+        their first and last rows.
         """
         finding = self.by_kind.get((kind, ""))
         if finding is None:
@@ -192,7 +192,7 @@ class Findings:
         return f"{name}:{number}" if self.unit == "line" else f"{name} {self.unit} {number}"
 
     def row_as_json(self, number: int, side: int | None = None) -> dict[str, Any]:
-        """Name a row for scripts, with the file of a side, or else all files."""
+        """Name a row for scripts, with the file of a side or, without a side, all files."""
         files = self.files
         if side is not None and len(files) > 1:
             files = [files[side]]
@@ -214,8 +214,8 @@ class Findings:
         finding.examples = sorted([*finding.examples, *examples])[: self.max_kept(kind)]
 
     def max_kept(self, kind: str) -> int:
-        """Return the maximal number of examples of a kind to keep while rows are read."""
-        return KEPT if kind == "misfit" else self.max_examples
+        """Return the largest number of examples of a kind to keep while rows are read."""
+        return MAX_KEPT if kind == "misfit" else self.max_examples
 
     def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
         """Add a finding about the whole corpus."""
@@ -223,7 +223,7 @@ class Findings:
         self.by_kind[kind, ""].is_allowed = is_allowed
 
     def add_error(self, error: RowError, *, is_dropped: bool) -> None:
-        """Add a row that cannot be read, or is dropped as `data.invalid_utf8` asks."""
+        """Add a row that cannot be read, or that `data.invalid_utf8: drop` drops."""
         kind = "dropped" if is_dropped and error.kind == "encoding" else error.kind
         if kind == "long" and not self.is_train:
             kind = "row"  # only training drops such a pair
@@ -256,7 +256,7 @@ def _with_count(head: str, count: str, width: int) -> str:
 
 
 def _example_lines(example: Example, width: int) -> list[str]:
-    """Return a row clipped to one line, or a message wrapped to several."""
+    """Return a row cut to one line, or a message wrapped to several lines."""
     start = f"{' ' * 11}{example.shown}"
     if not example.shown:
         return wrap(printable(example.text), width, initial_indent=start, subsequent_indent=start)

@@ -1,10 +1,10 @@
-"""Find a side of which a part is written in another way, by its sequences of letters.
+"""Find a side of which a part is written differently, by its sequences of letters.
 
 1. split    texts into two groups, so that each text is more probable under the letter model of
             its own group (hard expectation maximization)
-2. compare  what the groups gain on this side with what they gain on the other side: two subjects
-            differ on both sides; letters in reverse order, a wrong encoding, or capital letters
-            only on one
+2. compare  the gain of the groups on this side with their gain on the other side: two subjects
+            differ on both sides, but letters in reverse order, a wrong encoding or capital letters
+            on one side only
 """
 
 import re
@@ -30,11 +30,11 @@ PRIOR = 4.0  # occurrences by the shorter context, added to those of each contex
 ODD_FRACTIONS, COMPONENTS = (0.01, 0.2), 3
 # Rounds of the split from each start, and further ones from the best.
 FIRST_ROUNDS, MORE_ROUNDS = 3, 15
-# Bits per character that the texts of each group gain by their own model, in the median: the
-# larger gain of the two groups, and the sum as a multiple of that on the other side.
+# Median gain of the texts of each group by their own model, in bits per character: the larger gain
+# of the two groups, and the sum of both as a multiple of the sum on the other side.
 MIN_GAIN, MIN_RATIO = 2.5, 5.0
 MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
-# Kinds of findings that say how a part of a side is written.
+# Kinds of findings that explain how a part of a side is written.
 EXPLAINING_KINDS = [
     "other_language",
     "third_language",
@@ -59,8 +59,8 @@ Mask = NDArray[np.bool_]  # for each text
 
 @dataclass(frozen=True)
 class Mixture:
-    """A part of the texts of a side that is written in another way: the indices of the texts, the
-    most different first, and of all texts that were compared.
+    """A part of a side that is written differently: the indices of its texts, the most different
+    first, and of all texts that were compared.
     """
 
     side: int
@@ -80,7 +80,7 @@ class LetterModel:
         distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
         is_rare = np.argsort(np.argsort(-counts, kind="stable")) >= MAX_CHARACTERS
         symbols = np.where(is_rare & (distinct != 10), 0x110000 + (distinct >> 12), distinct)
-        # each character of all texts, and the two before it, which are line ends before a text
+        # each character of all texts and the two before it; line ends precede a text
         third = symbols[inverse].astype(np.uint64)
         second = np.append(np.uint64(10), third[:-1])
         first = np.where(second == 10, second, np.append(second[:1], second[:-1]))
@@ -98,8 +98,8 @@ class LetterModel:
             self.orders.append((keys, [np.bincount(key)[key] - 1 for key in keys]))
 
     def bits(self, group: Mask) -> Bits:
-        """Return what each text costs under the model of all texts of a group, and under that of
-        all other texts, each character without its own occurrence, shape (2, texts).
+        """Return the bits per character of each text under the model of a group of texts, and under
+        the model of all other texts, shape (2, texts). No character counts its own occurrence.
         """
         own = group[self.rows].astype(float)
         probabilities = np.full((2, len(own)), 1 / self.num_symbols)
@@ -122,8 +122,8 @@ def _numbers(*symbols: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def report_mixture(sample: Sequence[Chunk], check_stop: Callable[[], None]) -> None:
-    """Report the corpora with a part of a side that is written in another way than the rest of the
-    sample, if no other finding says how. All chunks must have the same languages.
+    """Report the corpora with a part of a side that is written differently from the rest of the
+    sample, if no other finding explains it. All chunks must have the same languages.
     """
     src, tgt = ([text for part in sample for text in part.texts[side]] for side in (0, 1))
     mixture = find_mixture(src, tgt, check_stop)
@@ -159,8 +159,8 @@ def find_mixture(
     targets: Sequence[str],
     check_stop: Callable[[], None] = lambda: None,
 ) -> Mixture | None:
-    """Find a side of pairs of texts of which a part, its smaller one, is written in another way.
-    `check_stop` is called again and again, and may raise.
+    """Find a side of pairs of which a part, less than half, is written differently. `check_stop` is
+    called regularly, and may raise.
     """
     compared = [
         index
@@ -198,8 +198,8 @@ def _starts(model: LetterModel, other: LetterModel) -> Iterator[Mask]:
 
 
 def _split(model: LetterModel, group: Mask, rounds: int) -> Mask:
-    """Move texts for some rounds to the group whose model they cost less under. Return the smaller
-    group.
+    """Move each text, for some rounds, to the group under whose model it takes fewer bits. Return
+    the smaller group.
     """
     for _ in range(rounds):
         in_group, in_rest = model.bits(group)
@@ -210,7 +210,7 @@ def _split(model: LetterModel, group: Mask, rounds: int) -> Mask:
 
 
 def _gain(model: LetterModel, group: Mask) -> Bits:
-    """Return how much less each text costs under the model of its own group of the two."""
+    """Return how many fewer bits each text takes under the model of its own group."""
     in_group, in_rest = model.bits(group)
     gain: Bits = np.where(group, in_rest - in_group, in_group - in_rest)
     return gain

@@ -1,4 +1,4 @@
-"""Find rows of a scored set in other text: equal pairs, equal sides, nearly equal pairs.
+"""Find rows of a scored set in other text: equal pairs, equal sides, and nearly equal pairs.
 
 Case, spaces and punctuation do not count. The set is kept as hashes of lines and of word bigrams;
 the other text is read in chunks.
@@ -38,7 +38,7 @@ class Match(NamedTuple):
 
 
 class ScoredSet:
-    """A set to search for in other text; the best match of each row is reported."""
+    """A scored set whose rows are searched for in other text; reports the best match of each."""
 
     def __init__(self, rows: Chunk) -> None:
         self.rows, self.findings = rows, rows.findings
@@ -46,7 +46,7 @@ class ScoredSet:
         self.best: dict[str, dict[int, tuple[int, Example]]] = {}  # by other text and row
 
     def search(self, other: Chunk, name: str) -> None:
-        """Search a chunk of the text of this name for the rows."""
+        """Search a chunk of another text, called `name`, for the rows of this set."""
         best = self.best.setdefault(name, {})
         for kind, row, other_row, likeness in self._matches(other):
             previous = best.get(row)
@@ -109,7 +109,9 @@ class _Bigrams:
         self.table[self.hashes >> SHIFT] = True
 
     def candidates(self, others: Words) -> set[tuple[int, int]]:
-        """Return the pairs of a line and one of the `others`, as bigrams, that may be alike."""
+        """Return the index pairs of lines that may be alike: of this set, and of `others`, given as
+        bigrams.
+        """
         is_known = self.table[others.hashes >> SHIFT]
         known_counts = np.bincount(others.lines[is_known], minlength=len(others))
         may_match = others.counts >= MIN_BIGRAMS

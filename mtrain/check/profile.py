@@ -28,8 +28,8 @@ from mtrain.data.mix_ups import mix_ups_of
 BITS = 18  # of the hashes of words in tables
 ROUNDS = 4  # of counting words and finding swapped pairs
 MIN_COUNT = 4  # occurrences of a word that indicates a side
-MAX_WORD_NATS = 3.0  # evidence that one word may give for a side
-MISFIT_QUANTILE = 0.01  # fraction of a sample that may be translated freely or wrong
+MAX_WORD_NATS = 3.0  # evidence that one word may contribute for a side
+MISFIT_QUANTILE = 0.01  # fraction of a sample that may be translated freely or wrongly
 # Evidence in nats against a pair that is reported: a multiple of this quantile, within bounds.
 MISFIT_FACTOR, MIN_MISFIT, MAX_MISFIT = 3.3, 6.0, 12.0
 MIN_SAMPLE = 200  # pairs to learn words from
@@ -43,13 +43,14 @@ NO_WORDS = "hardly any words of the sides match: are they aligned line for line?
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
 MIN_LOST_ACCENTS = 0.01  # fraction of texts
-# Texts without the period or similar mark of the other side: minimal number and fraction, words of
-# the other side, and how far the logarithm of the ratio of lengths is below that of other texts.
+# Texts that lack the final period (or similar mark) of the other side: smallest number and
+# fraction, smallest number of words of the other side, and smallest loss of length, as a difference
+# of the logarithm of the ratio of lengths.
 MIN_UNFINISHED, MIN_UNFINISHED_FRACTION, MIN_SENTENCE, MIN_LOSS = 20, 0.05, 5, 0.4
 _PERIOD = regex.compile(r"[\p{Sentence_Terminal}…][\p{P}\s]*$")
 _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
-# Minimal number of texts of the greatest length, and minimal multiple of the number of texts of
-# each of the lengths just below it.
+# Smallest number of texts of the greatest length, also as a multiple of the number of texts of each
+# of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
@@ -135,7 +136,9 @@ class Profile:
         mean = float(evidence.mean()) if self.pairs else 0.0
         lowest = float(np.quantile(evidence, MISFIT_QUANTILE)) if self.pairs else 0.0
         self.misfit_nats = min(MAX_MISFIT, max(MIN_MISFIT, -MISFIT_FACTOR * lowest))
-        if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:  # `lowest` is of wrong pairs
+        if (
+            self._fraction_wrong(evidence, src, tgt) > MAX_WRONG
+        ):  # then `lowest` is that of wrong pairs
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
@@ -153,7 +156,7 @@ class Profile:
 
     @cached_property
     def third_languages(self) -> dict[tuple[str, str], list[ThirdLanguage]]:
-        """What finds third languages on both sides, by the languages of a corpus."""
+        """The detectors of third languages for both sides, by the languages of a corpus."""
         result = {}
         for languages in dict.fromkeys(part.findings.languages for part in self.sample):
             parts = [part.texts for part in self.sample if part.findings.languages == languages]
@@ -173,7 +176,7 @@ class Profile:
 
     def _fraction_wrong(self, evidence: Evidence, src: Words, tgt: Words) -> float:
         """Estimate the fraction of pairs that are not translations, given their evidence. Half of
-        these, and hardly any translations, have less evidence than the median of unrelated lines.
+        such pairs, but hardly any translations, have less evidence than the median unrelated pair.
         """
         if len(src) < MIN_SAMPLE:
             return 0.0
@@ -231,7 +234,7 @@ class Profile:
         elif (
             (low or len(rows) >= MIN_RELATED)
             and not self.has_associations
-            # not in text of very few different words, which tell no pairs apart
+            # very few different words cannot tell pairs apart
             and self.associations.fraction_known(*rows.words) >= MIN_KNOWN
         ):
             rows.findings.add_message("unrelated", NO_WORDS)
@@ -250,8 +253,8 @@ def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
 
 
 def report_whole_text(rows: Chunk, data: DataConfig) -> None:
-    """Report faults of a whole text: mix-ups, except for those that are found text by text; texts
-    without their accents; texts cut off.
+    """Report faults of a whole corpus: mix-ups, except for those that are found line by line; lost
+    accents; texts that are cut off.
     """
     languages = rows.findings.languages
     for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts):
@@ -273,8 +276,8 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
 
 
 def _unfinished(rows: Chunk, side: int) -> str:
-    """Return a message if texts of a side end in a word, though the other side ends in a period or
-    such, and are far shorter than the texts that end as the other side does; else an empty text.
+    """Return a message if some texts of a side end in a word although the other side ends in a
+    period or similar mark, and these texts are far shorter than the rest; else an empty text.
     """
     finished = [
         row

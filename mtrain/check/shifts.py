@@ -1,4 +1,4 @@
-"""Find stretches of a corpus whose lines are shifted or shuffled on one side, in one pass.
+"""Find stretches of a corpus in which the lines of one side are shifted or shuffled, in one pass.
 
 A running sum of the evidence against the pairs rises in such a stretch, and falls after it.
 """
@@ -18,15 +18,15 @@ END_DROP = 10.0  # nats by which the sum falls below its maximum after a stretch
 MAX_SHIFT = 10  # lines
 MIN_SHIFT_GAIN = 10.0  # nats by which a shifted side must match better
 MIN_PAIRS = 40  # of a reported stretch that matches at no shift
-# Nats a pair against such a stretch, and by which it may match better than at other shifts: names
-# without known words, as in lists of languages, give less evidence, or match better.
+# Smallest evidence against such a stretch, in nats per pair, and largest by which it may match
+# better than at other shifts: sound lists of names give less evidence, or match better.
 MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
 
 
 @dataclass
 class Stretch:
-    """Rows `start` to `end`, whose sides do not match; `shifted` is their evidence at each shift
-    from -MAX_SHIFT to MAX_SHIFT.
+    """Rows `start` to `end`, whose sides do not match. `shifted` is the evidence for them with the
+    targets shifted by -MAX_SHIFT to MAX_SHIFT.
     """
 
     start: int
@@ -49,8 +49,8 @@ class Shifts:
         self.pairs = self.misfits = 0
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64], misfit: Mask) -> None:
-        """Add the next pairs, with the evidence, in nats, that each is a translation, and whether
-        it was reported as a misfit.
+        """Process the next pairs, with the evidence, in nats, that each is a translation, and
+        whether it was reported as a misfit.
         """
         against = np.clip(-evidence, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR)
         start = stop = 0  # rows of the open stretch in this chunk, up to its maximum
@@ -83,8 +83,8 @@ class Shifts:
             self.open.shifted[index] += float(evidence[inner].sum())
 
     def finish(self) -> None:
-        """Report the open stretch if its sides match at another shift, or if it is long and matches
-        no better as it is than at other shifts.
+        """Close the open stretch. Report it if its sides match at another shift, or if it is long
+        and matches no better unshifted than at other shifts.
         """
         stretch, self.open = self.open, None
         if stretch is None or stretch.max_sum < MIN_EVIDENCE:

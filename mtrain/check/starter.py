@@ -36,8 +36,8 @@ from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import missing_tokenizers
 
-SAMPLE = 20_000  # pairs in which words and characters are counted
-MAX_LOST = 0.2  # fraction of the pairs that are not UTF-8: the files have another encoding
+SAMPLE = 20_000  # approximate number of pairs whose words and characters are counted
+MAX_LOST = 0.2  # fraction of pairs that may be invalid UTF-8; else the encoding is another one
 MAX_HELD_OUT = 0.1  # fraction of the pairs
 MIN_HELD_OUT, DEFAULT_HELD_OUT = 200, 1000  # pairs, if no number is given
 # Names of validation and test sets next to the text, without language and compression; a
@@ -65,8 +65,8 @@ Text = TextCorpus | FileCorpus
 
 @dataclass(frozen=True)
 class Request:
-    """The options of `mtrain init`. With `columns`, two sides of the text or of a set that are the
-    same file are a table with these columns.
+    """The options of `mtrain init`. With `columns`, a text or set whose sides are one file is a
+    table with these columns.
     """
 
     src: Path
@@ -93,8 +93,8 @@ def languages_of(
     tgt_lang: str | None,
     columns: tuple[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Return the given language codes, or else those that the names of the files, or of the columns
-    of a table, end in; raises `RefusedError` if there is neither.
+    """Return the given language codes, or else those at the end of the names of the files or of
+    the columns of a table; raises `RefusedError` if there is neither.
     """
     names = list(map(str, sides))
     if columns is not None:
@@ -112,7 +112,7 @@ def languages_of(
 
 
 def _language_of(path: Path) -> str:
-    """Return the language code that a file's name ends in; empty if there is none."""
+    """Return the language code at the end of a file's name; empty if there is none."""
     code = _suffix_of(path)
     is_script = re.fullmatch("[a-z]{3}_[A-Z][a-z]{3}", code)
     return code if is_script or language_code(code) in NAMES else ""
@@ -127,8 +127,8 @@ def _suffix_of(path: Path) -> str:
 
 
 def with_found_sets(request: Request) -> Request:
-    """Add sets next to the text whose sides have its suffixes, or next to a table those of the
-    languages: a validation set, unless one is given or to be held out, and all test sets.
+    """Add sets from the folder of the text: a validation set, unless one is given or held out, and
+    all test sets. Their sides have the suffixes of the text or, next to a table, of its languages.
     """
     sides = request.src, request.tgt
     suffixes = [(_suffix_of(request.src), _suffix_of(request.tgt))]
@@ -156,7 +156,7 @@ def _kind_of(name: str) -> str:
 
 
 def _find_sets(path: Path, suffix: str) -> dict[str, Path]:
-    """Return the side of each set next to a text that has a suffix, by name."""
+    """Return the files of sets next to a text that have this suffix, by the name of the set."""
     suffixes = rf"\.{re.escape(suffix)}(\.txt)?(\.gz|\.zst)?"
     pattern = re.compile(rf"((?:{'|'.join(VALID)}){PAIR}|{TEST}){suffixes}")
     matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
@@ -165,8 +165,8 @@ def _find_sets(path: Path, suffix: str) -> dict[str, Path]:
 
 
 def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, Any]:
-    """Write a config for a text; return the numbers of pairs and the test sets. Raises
-    `RefusedError` for names that do not fit, and if a file would be overwritten.
+    """Write a config for a text; return the number of pairs, how many are held out, and the names
+    of test sets. Raises `RefusedError` for unsuitable names, and if a file would be overwritten.
     """
     _check_names(request)
     manifest.check_new(request.output)
@@ -249,8 +249,8 @@ def _count_to_hold_out(request: Request, pairs: int) -> int:
 
 
 def _check_names(request: Request) -> None:
-    """Refuse one file or column for both sides, columns that a table of its format cannot have, and
-    a config without suffix .yaml or .yml.
+    """Refuse the same file or column for both sides, columns that do not suit the format of a
+    table, and a config without suffix .yaml or .yml.
     """
     for sides in filter(None, ((request.src, request.tgt), request.valid)):
         corpus, (src, tgt) = request.corpus_of(*sides), sides
@@ -285,8 +285,8 @@ def _rows(corpus: Text, reading: Reading) -> Iterator[TextRow]:
 
 
 def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
-    """Count the pairs, and measure a sample of the `rows` that is spread over them; what is not
-    read, such as invalid UTF-8, is counted in `reading`.
+    """Count the pairs, and measure a sample that is spread over the `rows`. Rows that are dropped,
+    such as invalid UTF-8, are counted in `reading`.
     """
     char_counts, words = Counter[str](), np.zeros(0, np.uint64)
     pairs, num_pairs, num_tokens, step = 0, 0, 0.0, max(1, rows // SAMPLE)
@@ -318,10 +318,10 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
 def _hold_out(
     corpus: Text, pairs: int, count: int, sinks: list[IO[bytes]], reading: Reading
 ) -> tuple[int, int]:
-    """Split the text into a training and a random validation set; write to four open files: source
-    and target of train, then of valid. Return the numbers of pairs held out and left to train on,
-    and count line breaks within texts of a table in `reading`. Raises `UserError` if one of the
-    parts is empty.
+    """Split the text into a training set and a random validation set; write four open files: source
+    and target of train, then of valid. Return the numbers of pairs held out and left to train on;
+    line breaks within texts of a table are counted in `reading`. Raises `UserError` if one of the
+    sets is empty.
     """
     counts, reading, left = reading.counts, replace(reading, counts=Counter()), 0
     train, valid = sinks[:2], sinks[2:]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mtrain.corpus.readers import code_points
 from mtrain.corpus.writing_systems import script_of
 
-# How characters form words: not at all, as runs, each by itself, each with the next two.
+# How characters form words: not at all, as a run, each by itself, or each with the next two.
 NONE, RUN, SINGLE, TRIPLE = range(4)
 SINGLE_SCRIPTS = {"CJK", "HIRAGANA"}
 TRIPLE_SCRIPTS = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}

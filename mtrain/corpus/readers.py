@@ -60,7 +60,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """A validation or test set in memory, line by line, and its entry in the config."""
+    """A validation or test set in memory, line for line, and its entry in the config."""
 
     corpus: Corpus
     sources: list[str]

@@ -1,4 +1,4 @@
-"""Read files of translations, references and sources, which must match line by line."""
+"""Read files of translations, references and sources, which must match line for line."""
 
 from collections import Counter
 from pathlib import Path
