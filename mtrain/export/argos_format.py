@@ -26,8 +26,8 @@ VERSION = "1.0"  # of the package; also the oldest Argos Translate that reads it
 
 
 def check(loaded: LoadedModel, output: Path) -> None:
-    """Raise `RefusedError` for an output of another name, and for a model that needs a tag before
-    each source, may lack positions, or whose languages are not codes.
+    """Raise `RefusedError` if the name of the output does not end in `SUFFIX`, and for a model that
+    needs a tag, lacks learned positions, or has languages that are not codes.
     """
     if output.suffix != SUFFIX:
         raise RefusedError(f"--output {output}: give a name that ends in {SUFFIX}")
@@ -71,7 +71,8 @@ def _languages(loaded: LoadedModel) -> list[tuple[str, str]]:
         code = "-".join((language, *subtags))
         if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", code):
             raise RefusedError(
-                f"--to argos: {tag!r} is not a language code, which the package is named after"
+                f"--to argos: {tag!r} is not a language code, which a package needs; use --to "
+                "ctranslate2"
             )
         name = NAMES.get(language, language)
         languages.append((code, " ".join((name, *subtags))))

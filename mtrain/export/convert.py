@@ -1,4 +1,4 @@
-"""`mtrain export`: write a model for another engine, if that translates like mtrain."""
+"""`mtrain export`: write a model for another engine, if the engine translates like mtrain."""
 
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -18,9 +18,9 @@ from mtrain.runtime.outputs import describe_size, opened
 from mtrain.scoring.references import read_source
 from mtrain.translation.loading import LoadedModel
 
-# Lines that both engines translate; different lines that are shown.
+# Largest number of lines that both engines translate, and of differing lines that are shown.
 MAX_LINES, MAX_SHOWN = 1000, 20
-# Warn if rounded weights lose more natural log-probability per token.
+# Loss of natural log-probability per token by rounded weights, above which there is a warning.
 MUCH_LOST = 0.05
 # Each module has `check`, which refuses a shape or quantization; `write`, which writes a model into
 # an existing directory; and `load`, which loads a written model as an `Engine`.
@@ -115,9 +115,7 @@ def _compare(
                 "near-ties: train it longer, or give lines like its training text (--sample FILE)"
             )
         if agreement.lost > MUCH_LOST:
-            lost = (
-                f"different translations lose {agreement.lost:.3f} natural log-probability a token"
-            )
+            lost = f"different translations lose {agreement.lost:.3f} log-probability per token"
             advice = "; if that is too much, choose --quantization float32"
             advice = advice if kind != "float32" else ""
             logger.warning("%s, %s: %s%s", kind, agreement, lost, advice)

@@ -1,4 +1,4 @@
-"""Export to CTranslate2: the weights in that library's layout, and its search for the comparison.
+"""Export to CTranslate2: write the weights in its layout, and load it to compare translations.
 
 CTranslate2 (https://opennmt.net/CTranslate2) is an optional extra, `mtrain[ctranslate2]`.
 """
@@ -18,7 +18,7 @@ from mtrain.runtime.errors import MissingExtraError
 from mtrain.translation.loading import LoadedModel
 
 MAX_BATCH_SIZE = 64  # sentences
-MAX_TOKENS = 1024  # CTranslate2 cuts longer sentences, if it is not told another limit
+MAX_TOKENS = 1024  # CTranslate2 cuts longer sentences unless a call sets another limit
 
 
 def check(shape: Shape, quantization: str) -> None:

@@ -1,9 +1,9 @@
-"""Export to Hugging Face transformers: its Marian model, tokenizer and search.
+"""Export to Hugging Face transformers, as a Marian model, and load it to compare translations.
 
 transformers (https://huggingface.co/docs/transformers) is an optional extra, `mtrain[hf]`. Marian
 (Junczys-Dowmunt et al. 2018) is the paper's post-norm Transformer, but its position vectors have
-all sines first and then all cosines, while ours alternate. Every matrix that reads or writes hidden
-states is therefore permuted to Marian's order.
+all sines first and then all cosines, while mtrain's alternate. Every matrix that reads or writes
+hidden states is therefore permuted to Marian's order.
 """
 
 import json
@@ -25,7 +25,7 @@ from mtrain.runtime.log import logger
 from mtrain.translation.loading import LoadedModel
 
 BATCH_SIZE = 64  # sentences
-# Module of our layers -> Marian's name; {} is q, k or v.
+# Module of mtrain's layers -> Marian's name; {} is q, k or v.
 MARIAN_NAMES = {
     "self_attention.project_in": "self_attn.{}_proj",
     "self_attention.project_out": "self_attn.out_proj",

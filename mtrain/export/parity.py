@@ -10,9 +10,9 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-# Beam size -> fraction of the lines that must be equal in the same precision. Others are near-ties
-# or, with a beam, lines where the other engine ends its search before the likeliest translation is
-# complete: up to 3 % of the lines of models that have learned little.
+# Beam size -> fraction of the lines that must be equal in the same precision. The rest may be
+# near-ties or, with a beam, lines for which the other engine ends its search before the likeliest
+# translation is complete: up to 3 % of the lines for models that have learned little.
 NEEDED = {1: 0.999, 4: 0.95}
 
 # Another engine's search: ids without eos, limits in tokens with eos, beam size and alpha (scores
@@ -46,8 +46,8 @@ class Agreement:
     """How far two engines agree on the same lines; the other engine's translations have `tokens`
     tokens in all.
 
-    `encoded` has the numbers of lines that the other engine encodes to other ids; `decoded`, of
-    lines whose translation it decodes to another text, because of white space or unknown pieces.
+    `encoded` has the numbers of the lines that the other engine encodes to other ids, `decoded` of
+    those whose translation it decodes to another text, because of white space or unknown pieces.
     """
 
     beam_size: int
@@ -65,7 +65,7 @@ class Agreement:
 
     @property
     def lost(self) -> float:
-        """How much less log-probability per token mtrain's model gives the other translations."""
+        """Log-probability per token that the other translations lose under mtrain's model."""
         return sum(d.scores[0] - d.scores[1] for d in self.differences) / self.tokens
 
     def __str__(self) -> str:

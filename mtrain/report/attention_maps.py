@@ -80,7 +80,7 @@ def compute_maps(loaded: LoadedModel, pairs: Pairs, selection: Selection) -> lis
 
 
 def draw_page(sentences: list[Sentence], model: Path) -> str:
-    """Return an HTML page with menus for the kind of attention, the layer and the head."""
+    """Return an HTML page of maps, with menus for the kind of attention, the layer and the head."""
     name = model.resolve().name
     return render("attention.html", sentences=sentences, model=name, menus=menus(sentences))
 

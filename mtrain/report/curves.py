@@ -1,4 +1,4 @@
-"""Curves of a run's records: axes, ticks and points in pixels, for the template that writes SVG."""
+"""Curves of a run's records: axes, ticks and points in pixels, from which a template makes SVG."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ Point = tuple[int, float]
 WIDTH, HEIGHT = 420, 250  # pixels, with the margins
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 36
 MAX_VALUE = 1e300  # differences of larger values overflow
-DECIMALS = 100  # decimals that values are rounded to
+DECIMALS = 100  # places after the decimal point that values are rounded to
 BUCKETS = 180  # parts of a long curve; the lowest and the highest point of each are drawn
 MAX_ROWS = 60  # rows of a curve's table
 # Key and title of each chart, and the keys of `metrics.jsonl` that it shows.
@@ -133,7 +133,7 @@ def charts_of(records: list[dict[str, Any]]) -> Iterator[Chart]:
 
 def _points(records: list[dict[str, Any]], name: str) -> list[Point]:
     """Return the steps and values of one key, without values that cannot be drawn, such as NaN.
-    Nine digits are kept, so that different values are far enough apart to divide their distance.
+    Values are rounded to nine digits: smaller differences could not be divided into ticks.
     """
     values = ((record["step"], record.get(name)) for record in records)
     drawn = ((n, v) for n, v in values if isinstance(v, int | float) and abs(v) < MAX_VALUE)
@@ -151,7 +151,7 @@ def downsample(points: list[Point]) -> list[Point]:
 
 
 def tick_distance(low: float, high: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, so that an axis gets four to nine ticks."""
+    """Return the distance between ticks: 1, 2 or 5 times a power of ten, for four to nine ticks."""
     span = high - low or abs(high) or 1.0
     power = math.pow(10.0, math.floor(math.log10(span / 4)))
     return next((factor * power for factor in (10, 5, 2) if factor * power <= span / 4), power)

@@ -60,7 +60,9 @@ class HeatMap:
 
     @property
     def shades(self) -> Iterator[tuple[float, str]]:
-        """Opacity of each shade, and an SVG path around its cells; weights near 0 are not drawn."""
+        """Yield the opacity of each shade and an SVG path around its cells. Weights near 0 are left
+        out.
+        """
         levels = np.rint(self.weights * LEVELS).astype(np.int64)
         for level in np.unique(levels[levels > 0]).tolist():
             cells = np.argwhere(levels == level).tolist()
@@ -87,7 +89,7 @@ class Sentence:
 
 def menus(sentences: list[Sentence]) -> list[tuple[str, str, dict[str, str]]]:
     """Return the menus of a page (kind, layer, head): name, initial option, and the options with
-    their labels. The initial option is "all" if no sentence has a map of the usual one.
+    their labels. The initial option is "all" if no sentence has a map of the usual option.
     """
     maps = [heat_map for sentence in sentences for heat_map in sentence.maps]
     heads = {str(m.head): "mean" if m.head == MEAN else str(m.head) for m in maps}

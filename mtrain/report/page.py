@@ -27,8 +27,8 @@ from mtrain.runtime.stop import Stop
 from mtrain.scoring.notes import Note, find_faults, summary
 from mtrain.translation import loading
 
-SAMPLES, MAX_TRANSLATIONS = 6, 6  # validation lines that are shown; steps that translate them
-ATTENDED = 3  # of these lines, those with attention maps
+SAMPLES, MAX_TRANSLATIONS = 6, 6  # validation lines that are shown; steps whose translations are
+ATTENDED = 3  # number of these lines with attention maps
 NOT_CHECKED = "The text was not checked"
 MAX_EXAMPLES = 5  # examples of a kind of finding
 MAX_LOGGED = 40  # newest distinct lines of the log
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass
 class Report:
-    """The content of the page; `section_notes` say what is missing and why."""
+    """The content of the page; `section_notes` has notes on what is missing and why."""
 
     run: Run
     config: Config
@@ -190,7 +190,7 @@ def check_text(report: Report) -> list[Findings]:
     """
     for key in report.run.corpora:
         sets.check_known(report.run, key)
-    # read no vocabulary but the run's own: the config may name any file of this machine
+    # read only the run's own vocabulary: the config may name any file of this machine
     config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
     if (vocabulary := reader.read_vocabulary(path)) is not None:
@@ -205,8 +205,8 @@ def check_text(report: Report) -> list[Findings]:
 
 
 def _valid_lines(report: Report) -> list[Sample]:
-    """Read the validation text, in the order of its translations; if it is missing, or not the
-    run's, add a note and return no lines.
+    """Read the validation text, in the order of its translations. If it is missing or has changed,
+    add a note and return no lines.
     """
     lines, data = list[Sample](), report.config.data
     with report.note_failure("samples", "Sources and references are not shown"):
@@ -226,7 +226,7 @@ def _charts(report: Report) -> Iterator[Chart]:
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
         skipped = first_numbers(broken)
-        report.add_note("curves", f"Skipped lines of metrics.jsonl: no records: {skipped}")
+        report.add_note("curves", f"Lines of metrics.jsonl that are not records: {skipped}")
     if (time := duration(report.run.provenance, records)) is not None:
         report.facts["Time, including pauses"] = time
     if not records and report.history.entries:
@@ -235,7 +235,7 @@ def _charts(report: Report) -> Iterator[Chart]:
 
 
 def _read_log(report: Report) -> None:
-    """Take lines about the data, and warnings and errors, from the log; of equal lines the last."""
+    """Read lines about the data, and warnings and errors, from the log, without repetitions."""
     matches = filter(None, map(_LOGGED.match, reader.end_of_log(report.run.path)))
     newest_first = dict.fromkeys(reversed([(match[1], match[2]) for match in matches]))
     data = [text for level, text in newest_first if level == "INFO"]

@@ -622,7 +622,7 @@ def test_text_and_names_that_are_not_utf_8_give_a_page(
     ("name", "content", "note"),
     [
         ("metrics.jsonl", None, "Not shown: metrics.jsonl holds no records"),
-        ("metrics.jsonl", "[" * 200_000 + "\n{}\n", "Skipped lines of metrics.jsonl: no records"),
+        ("metrics.jsonl", "[" * 200_000 + "\n{}\n", "Lines of metrics.jsonl that are not records"),
         ("best.json", None, "Not shown: best.json is missing"),
         ("validation", None, "Not shown: the translations are missing"),
     ],
