@@ -136,9 +136,8 @@ class Profile:
         mean = float(evidence.mean()) if self.pairs else 0.0
         lowest = float(np.quantile(evidence, MISFIT_QUANTILE)) if self.pairs else 0.0
         self.misfit_nats = min(MAX_MISFIT, max(MIN_MISFIT, -MISFIT_FACTOR * lowest))
-        if (
-            self._fraction_wrong(evidence, src, tgt) > MAX_WRONG
-        ):  # then `lowest` is that of wrong pairs
+        # with many wrong pairs, `lowest` is the evidence of a wrong pair
+        if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
