@@ -324,7 +324,7 @@ def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:
     """Return two functions that translate with CTranslate2: many lines, with one thread for each of
     several batches, and one line, with all threads.
     """
-    ctranslate2_format.check(loaded.model.shape, "float32")  # its error tells how to install it
+    ctranslate2_format.check(loaded.model.shape, "float32")  # its error says how to install it
     import ctranslate2
 
     decode, tokenizer, threads = loaded.decode, loaded.tokenizer, torch.get_num_threads()
