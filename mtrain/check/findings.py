@@ -163,7 +163,7 @@ class Findings:
         self.by_kind = {key: one for key, one in self.by_kind.items() if one.kind not in kinds}
 
     def remove_few(self, kind: str, least: float) -> None:
-        """Remove the findings of a kind of which there are fewer than `least` rows."""
+        """Remove the findings of a kind that have fewer than `least` rows."""
         self.by_kind = {
             key: one for key, one in self.by_kind.items() if one.kind != kind or one.count >= least
         }

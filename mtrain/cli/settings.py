@@ -49,7 +49,7 @@ def show(
 
 
 def schema() -> None:
-    """Print a JSON schema of configs, by which editors complete and check them.
+    """Print a JSON schema of configs, with which editors complete and check them.
 
     Example: `mtrain config schema > schema.json`
     """

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 500  # pairs
-# Windows of smaller texts, such as scored sets, of which a short stretch is a larger part.
+# Smaller windows for smaller texts, such as scored sets, in which a short stretch matters more.
 SMALL_TEXT, SMALL_WINDOW = 5000, 150  # pairs
 MAX_WINDOWS = 1000  # spread over the corpus, whatever its size
 MIN_PAIRS = 100  # fewer are not tested

@@ -257,8 +257,8 @@ class Decoder:
         by_layer: Iterable[Caches],
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return logits (N, V), in `out` if given, of what follows the tokens (N,) at a position
-        (1, D), with the caches of each layer as of `DecoderState.by_layer`.
+        """Return the logits (N, V) of the tokens that follow `tokens` (N,) at a position (1, D), in
+        `out` if given. The caches of each layer are those of `DecoderState.by_layer`.
         """
         rows = F.pad(tokens, (0, buffers.padding)) if buffers.padding else tokens
         x = torch.add(position, self.embedding.index_select(0, rows), alpha=self.scale)
@@ -329,7 +329,7 @@ class _Layer(InferenceLayer):
         past: KeysValuesBias,
         source: KeysValuesBias,
     ) -> Tensor:
-        """Apply `DecoderLayer` to one position, with caches as of `by_layer`: (R, D) -> (R, D)."""
+        """Apply `DecoderLayer` to one position, with the caches of `by_layer`: (R, D) -> (R, D)."""
         self.project(self.before[0](x), out=buffers.projected)
         newest.copy_(buffers.key_value)
         attend_step(buffers.query(), *past, buffers.attended)

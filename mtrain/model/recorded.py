@@ -31,7 +31,7 @@ from mtrain.model.transformer import Transformer
 from mtrain.runtime.device import record_graph
 
 MIN_SENTENCES = 16  # a step for fewer takes the GPU as long
-MAX_GRAPHS = 512  # in memory; each holds up to a megabyte of the GPU's
+MAX_GRAPHS = 512  # in memory; each uses up to a megabyte of GPU memory
 
 
 class Size(NamedTuple):
@@ -102,7 +102,7 @@ class RecordedState:
         old, B, slots, used = self.memory, size.B, self.size.W, self.time + 1
         source, src_bias = old.source[:, :, :B].clone(), old.src_bias[:B].clone()
         past, lineage = old.past[:, :, :B, :, :used].clone(), old.lineage[:B, :, :used].clone()
-        del self.memory, old  # what is replaced is freed first
+        del self.memory, old  # free the old memory first
         self.size, self.memory = size, self.decoder.memory(size)
         self.fill(source, src_bias)
         self.memory.past[:, :, :, :, :used, :slots] = past

@@ -256,8 +256,9 @@ def _written(output: str) -> set[object]:
 
 
 def _identities(name: str | int, *, regular_only: bool = False) -> set[object]:
-    """Return what identifies a path or the number of a stream: the number or the path with links
-    resolved, and device and inode if the file exists, and is a regular one if `regular_only`.
+    """Return the identities of a path or of the number of a stream: the number, or the path with
+    links resolved; and if the file exists, and is a regular one if `regular_only`, device and
+    inode.
     """
     identities: set[object] = {name if isinstance(name, int) else os.path.realpath(name)}
     with suppress(OSError):

@@ -170,7 +170,7 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
             process.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    there.close()  # the pipe closes at the death of the process only if no other holds this end
+    there.close()  # else the pipe would stay open when the process dies
     return process, here
 
 

@@ -13,7 +13,7 @@ from mtrain.runtime.device import record_graph
 
 Work = Callable[[Tensor, Tensor, Tensor], None]
 
-MAX_GRAPHS = 512  # in memory; each holds some megabytes of the GPU's
+MAX_GRAPHS = 512  # in memory; each uses some megabytes of GPU memory
 
 
 def graph_width(length: int) -> int:

@@ -106,7 +106,7 @@ class Validation:
             self.run.write(layout.BEST, self.history.as_json())
 
     def validate(self, step: int) -> None:
-        """Score the current weights, which the checkpoint of this step holds."""
+        """Score the current weights, which are those of this step's checkpoint."""
         name = layout.step_name(step)
         entry = self.evaluate(self._current_model(), self.prepared.valid, name, step, "valid/")
         self.learner.model.train()
