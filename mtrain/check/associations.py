@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.words import GOLDEN, Words
-from mtrain.data.store import spans
+from mtrain.data.store import concat_ranges
 
 MAX_LINE_WORDS = 32  # words of a line that are used
 MAX_VOCABULARY = 30_000  # words of a side that may have associates
@@ -158,7 +158,7 @@ def _word_pairs(src: Words, tgt: Words) -> Iterator[tuple[NDArray[np.int64], NDA
     for start, stop in pairwise([0, *np.unique(np.minimum(stops, len(src))).tolist()]):
         left = np.arange(src.starts[start], src.starts[stop])
         counts = tgt.counts[src.lines[left]]
-        yield np.repeat(left, counts), spans(tgt.starts[src.lines[left]], counts)
+        yield np.repeat(left, counts), concat_ranges(tgt.starts[src.lines[left]], counts)
 
 
 def _slots(src_ids: Ids, tgt_ids: Ids) -> NDArray[np.uint64]:

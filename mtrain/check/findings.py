@@ -8,7 +8,7 @@ from typing import Any
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.lines import RowError
-from mtrain.corpus.readers import describe
+from mtrain.corpus.readers import corpus_name
 from mtrain.runtime.console import cut_to_width, width_of
 from mtrain.runtime.errors import printable
 
@@ -123,7 +123,7 @@ class Findings:
     ) -> None:
         self.name, self.corpus, self.languages = name, corpus, languages
         self.max_examples = max_examples
-        self.what = describe(corpus)
+        self.what = corpus_name(corpus)
         self.is_backward = False  # whether it is learned from the target to the source
         self.pairs = 0
         self.usable = 0  # pairs that training does not drop for a blank or long side

@@ -15,7 +15,7 @@ from mtrain.check.findings import Example
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.data.mix_ups import overlap_message
-from mtrain.data.store import spans
+from mtrain.data.store import concat_ranges
 
 MIN_BIGRAMS = 5  # lines with fewer are compared for equality only
 # Likeness of a nearly equal pair, the fraction of equal bigrams: mean of the sides, and the higher.
@@ -122,7 +122,7 @@ class _Bigrams:
         counts = np.searchsorted(self.hashes, hashes, "right") - starts
         counts[counts > MAX_LINES_PER_BIGRAM] = 0
         width = max(1, len(self.words))
-        keys = np.repeat(lines, counts) * width + self.lines[spans(starts, counts)]
+        keys = np.repeat(lines, counts) * width + self.lines[concat_ranges(starts, counts)]
         keys, shared = np.unique(keys, return_counts=True)
         keys = keys[shared >= MIN_SHARED * others.counts[keys // width]]
         return set(zip((keys % width).tolist(), (keys // width).tolist(), strict=True))

@@ -25,7 +25,7 @@ from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import MAX_INVALID, NOT_UTF8, Reading, is_blank
-from mtrain.corpus.readers import describe, plain_forms, read_rows, scan
+from mtrain.corpus.readers import corpus_name, plain_forms, read_rows, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
@@ -186,7 +186,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     if (invalid := reading.counts[NOT_UTF8]) > MAX_LOST * rows:
         advice = "convert the text to UTF-8, such as by iconv -f ENCODING -t UTF-8 FILE > NEW"
         raise UserError(
-            f"{describe(corpus)}: {invalid:,} of {rows:,} pairs are not UTF-8; {advice}"
+            f"{corpus_name(corpus)}: {invalid:,} of {rows:,} pairs are not UTF-8; {advice}"
         )
     count = _count_to_hold_out(request, size.pairs)
     with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
@@ -308,7 +308,7 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
         reason = "no text to learn from"
         if reading.counts[NOT_UTF8]:
             reason = "no pair is UTF-8 text on both sides; convert the files (iconv -f ENCODING)"
-        raise UserError(f"{describe(corpus)}: {reason}")
+        raise UserError(f"{corpus_name(corpus)}: {reason}")
     counts = np.sort(np.array(list(char_counts.values())))[::-1]
     to_cover = TokenizerConfig().character_coverage * counts.sum()
     characters = int((np.cumsum(counts) <= to_cover).sum()) + 1
@@ -339,8 +339,8 @@ def _hold_out(
     if not held or not left:
         purpose = "learn from" if held else "validate on"
         raise UserError(
-            f"{describe(corpus)}: no pairs are left to {purpose}: the others are blank on a side, "
-            "invalid UTF-8, or share a side; see mtrain check"
+            f"{corpus_name(corpus)}: no pairs are left to {purpose}: all others are blank on a "
+            "side, invalid UTF-8, or share a side; see mtrain check"
         )
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")

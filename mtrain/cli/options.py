@@ -14,7 +14,7 @@ from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
 
 
-def as_name(text: str) -> str:
+def as_path_text(text: str) -> str:
     """Expand `~` and `$NAME` in a path from the command line, as text."""
     try:
         return expand_path(text)
@@ -36,7 +36,7 @@ def as_option(name: str) -> str:
 
 def as_path(text: str) -> Path:
     """Parse a path of the command line."""
-    return Path(as_name(text))
+    return Path(as_path_text(text))
 
 
 def as_input(text: str) -> Path:
@@ -68,7 +68,7 @@ def model(text: str) -> Any:
 
 def stream(text: str, *names: str) -> Any:
     """Return an option for a file, or `-` for a standard stream."""
-    return value("FILE", text, *names, parser=as_name)
+    return value("FILE", text, *names, parser=as_path_text)
 
 
 def path(metavar: str, text: str, **more: Any) -> Any:

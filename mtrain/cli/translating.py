@@ -174,7 +174,7 @@ def attention(
         raise RefusedError("mtrain attention: give either sentences or -i/--input FILE")
     if target and len(texts) > 1:
         raise RefusedError("-t/--target: is for one sentence; for several, use files (-i, -t)")
-    target = target and (as_text(target) if input_ is None else options.as_name(target))
+    target = target and (as_text(target) if input_ is None else options.as_path_text(target))
     refuse_overwriting(output, input_, target if input_ else None)
     output = check_page(output, "attention.html")
     opening.require_models(*models)

@@ -88,8 +88,8 @@ def reading_of(config: Config, **options: Any) -> Reading:
     return Reading(Path(config.data.root or ""), config.data.invalid_utf8, **options)
 
 
-def describe(corpus: Corpus) -> str:
-    """Name a corpus as its config entry does."""
+def corpus_name(corpus: Corpus) -> str:
+    """Return the name of a corpus: its files, generator or dataset."""
     if isinstance(corpus, TextCorpus):
         return f"{corpus.src} + {corpus.tgt}"
     if isinstance(corpus, GeneratedCorpus):
@@ -162,7 +162,7 @@ def read_scored_text(corpus: Corpus, reading: Reading, sha256: str) -> ScoredTex
     size, pairs = 0, list[Pair]()
     for pair in read_pairs(corpus, reading):
         pair_bytes = sum(len(text.encode("utf-8", "replace")) for text in pair)
-        size = add_to_set_size(size, pair_bytes, describe(corpus))
+        size = add_to_set_size(size, pair_bytes, corpus_name(corpus))
         pairs.append(pair)
     return ScoredText(corpus, [src for src, _ in pairs], [tgt for _, tgt in pairs], sha256)
 

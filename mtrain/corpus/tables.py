@@ -101,7 +101,7 @@ def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
 
 
 def dataset_name(corpus: HubCorpus) -> str:
-    """Name a dataset as its config entry does."""
+    """Return the name of a dataset, with its configuration and split."""
     return " ".join(filter(None, (corpus.dataset, corpus.name, corpus.split)))
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.store import CorpusRange, IdPairs, Ids, Store, spans
+from mtrain.data.store import CorpusRange, IdPairs, Ids, Store, concat_ranges
 from mtrain.data.tokenizer import Tokenizer
 
 POOL = 1 << 17  # pairs that are shuffled together and cut into batches at a time
@@ -99,7 +99,7 @@ def pad(
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     starts, shape = layout or _own_rows(lengths + bos + eos)
     flat = np.full(math.prod(shape), ids.pad, np.int64)
-    flat[spans(starts + bos, lengths)] = np.concatenate(sequences)
+    flat[concat_ranges(starts + bos, lengths)] = np.concatenate(sequences)
     if bos:
         flat[starts] = ids.bos
     if eos:
@@ -113,7 +113,7 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     lengths = lengths_of(pairs)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
-    positions = torch.from_numpy(spans(tgt.starts, lengths[:, 1]))
+    positions = torch.from_numpy(concat_ranges(tgt.starts, lengths[:, 1]))
     return Batch(
         src=pad(sources, ids, bos=False, eos=True, layout=src),
         tgt_in=pad(targets, ids, bos=True, eos=False, layout=tgt),

@@ -25,7 +25,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, is_blank, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
-from mtrain.corpus.readers import Pair, Scan, ScoredText, describe, reading_of
+from mtrain.corpus.readers import Pair, Scan, ScoredText, corpus_name, reading_of
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_key, cached, cached_fact, read_cached
 from mtrain.data.filters import FILTERS, Selection
@@ -156,7 +156,7 @@ class Preparation:
         texts = self.config.data.available_train
         scans = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
         if texts and not any(scan.pairs for scan in scans):
-            raise UserError(f"data.train: no pairs in {join_names(map(describe, texts))}")
+            raise UserError(f"data.train: no pairs in {join_names(map(corpus_name, texts))}")
         return scans
 
     @cached_property
@@ -172,10 +172,10 @@ class Preparation:
             corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
         )
         if not len(text):
-            raise UserError(f"{key}: {describe(corpus)} holds no pairs")
+            raise UserError(f"{key}: {corpus_name(corpus)} holds no pairs")
         pairs = zip(text.sources, text.references, strict=True)
         if all(is_blank(src) or is_blank(ref) for src, ref in pairs):
-            raise UserError(f"{key}: {describe(corpus)}: all pairs are blank on a side")
+            raise UserError(f"{key}: {corpus_name(corpus)}: all pairs are blank on a side")
         for reason, count in reading.counts.items():
             logger.info("%s: %s: %s", key, reason, f"{count:,}")
         for sign in misalignment_warnings(text):
@@ -286,7 +286,7 @@ class Preparation:
     def _write_tokenized(self, number: int, directory: Path) -> None:
         workers, counts = self.config.data.workers, Counter[str]()
         corpus = self.config.data.available_train[number]
-        name = Path(describe(corpus)).name
+        name = Path(corpus_name(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
             write_tokenized(
                 directory,
@@ -309,7 +309,7 @@ class Preparation:
         logger.info("train: %s of %s pairs", f"{len(store):,}", f"{read:,}")
         is_weighted = any(part.weight != 1 for part in store.ranges)
         for corpus, part in zip(self.config.data.available_train, store.ranges, strict=True):
-            name = " ".join(filter(None, (describe(corpus), corpus.tag)))
+            name = " ".join(filter(None, (corpus_name(corpus), corpus.tag)))
             if part.start == part.stop:
                 logger.warning("data.train: %s: no pair is used", name)
             elif is_weighted:

@@ -114,9 +114,9 @@ class Store:
         return corpus.ids[start:middle], corpus.ids[middle:stop]
 
 
-def spans(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return consecutive numbers from each start: `spans([5, 9], [3, 2])` is 5 6 7 9 10."""
-    before = lengths.cumsum() - lengths  # the lengths of earlier spans
+def concat_ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return consecutive numbers from each start: `concat_ranges([5, 9], [3, 2])` is 5 6 7 9 10."""
+    before = lengths.cumsum() - lengths  # the lengths of earlier ranges
     return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from mtrain.config.corpora import HubCorpus
 from mtrain.config.schema import Config
 from mtrain.corpus.lines import is_blank
-from mtrain.corpus.readers import describe, read_pairs, reading_of
+from mtrain.corpus.readers import corpus_name, read_pairs, reading_of
 from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
@@ -76,7 +76,7 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
     return them by line number.
     """
     valid = config.data.valid_corpora[0]
-    name = describe(valid) if sample is None else str(sample)
+    name = corpus_name(valid) if sample is None else str(sample)
     if sample is None and isinstance(valid, HubCorpus):
         raise UserError(
             f"{name}: a dataset, which is not loaded again; give lines with --sample FILE"

@@ -12,7 +12,7 @@ from pathlib import Path
 from mtrain.config.changes import fixed_changes
 from mtrain.config.corpora import HubCorpus
 from mtrain.config.loading import load_stored_config
-from mtrain.corpus.readers import describe, files_of, reading_of, scan
+from mtrain.corpus.readers import corpus_name, files_of, reading_of, scan
 from mtrain.runs import layout, manifest, reader, synthetic
 from mtrain.runs.reader import Run
 from mtrain.runs.records import Loop, MetricsFile, read_record
@@ -280,7 +280,7 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
     """
     corpus, sha256 = run.corpora[key]
     assert run.config is not None
-    what, reading = f"{key} {describe(corpus)}", reading_of(run.config)
+    what, reading = f"{key} {corpus_name(corpus)}", reading_of(run.config)
     if isinstance(corpus, HubCorpus):
         return Finding(what, UNREACHABLE, "a dataset, which is not loaded again"), None
     for file in files_of(corpus, reading.root):

@@ -55,7 +55,7 @@ class Sums:
 
 
 # A micro-batch, and the function from the index of one of its pieces to the seed of that piece.
-Seeded = tuple[Batch, Callable[[int], int]]
+SeededBatch = tuple[Batch, Callable[[int], int]]
 # Computes a batch with a seed and stores its gradients and losses in the sums.
 Compute = Callable[[Batch, int, Sums], None]
 SumsCallback = Callable[[Sums], object]
@@ -187,7 +187,7 @@ class SequentialGradients:
         sums = [*(Sums(total.grads, len(total.losses)) for _ in range(waiting)), total]
         self.compute, self.latest, self.stored = compute, sums[0], sums[1:] or sums
 
-    def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
+    def sum_up(self, batches: Iterable[SeededBatch], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches."""
         free = [*self.stored]  # the total is used first, for the leftmost part
 
@@ -217,7 +217,7 @@ class ThreadedGradients:
         self.sums = [total]  # from the first step on, also those of the pieces
         self.lock = Lock()
 
-    def sum_up(self, batches: Iterable[Seeded], count: int) -> None:
+    def sum_up(self, batches: Iterable[SeededBatch], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
         once all threads have stopped.
         """
@@ -234,7 +234,7 @@ class ThreadedGradients:
             self._end()
             wait(futures)
 
-    def _pieces(self, batches: Iterable[Seeded], count: int) -> Iterator[Piece]:
+    def _pieces(self, batches: Iterable[SeededBatch], count: int) -> Iterator[Piece]:
         """Yield the pieces in order; the tree of a micro-batch delivers to that of the step."""
         step_tree = SumTree(count, self.free.put, lambda sums: None)
         for number, (batch, seed) in enumerate(batches):

@@ -36,7 +36,7 @@ from mtrain.training.gradients import (
     Blocks,
     Compute,
     Grads,
-    Seeded,
+    SeededBatch,
     SequentialGradients,
     Sums,
     ThreadedGradients,
@@ -177,7 +177,7 @@ class Learner:
             computes.append(partial(self._compute_piece, model, generator))
         return ThreadedGradients(computes, self.optimizer.sums, pool)
 
-    def sum_gradients(self, batches: Iterable[Seeded], count: int) -> None:
+    def sum_gradients(self, batches: Iterable[SeededBatch], count: int) -> None:
         """Replace the optimizer's sums by those over `count` micro-batches."""
         self.gradients.sum_up(batches, count)
 

@@ -28,7 +28,7 @@ from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, chunked, is_blank
-from mtrain.corpus.readers import Pair, Scan, describe, reading_of
+from mtrain.corpus.readers import Pair, Scan, corpus_name, reading_of
 from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
 from mtrain.runs import checkpoint, layout, manifest, synthetic
@@ -129,7 +129,7 @@ def _given(entry: Corpus) -> Corpus:
 
 
 def _name_of(text: Corpus) -> str:
-    return describe(text).split(" + ")[0]
+    return corpus_name(text).split(" + ")[0]
 
 
 def _warn_of_changed_text(config: Config, number: int, record: SyntheticText, stop: Stop) -> None:
@@ -192,8 +192,8 @@ class Synthesizer:
         decode = override_decode(model.decode, **self.search).model_dump()
         options = (entry.model_tag, entry.keep, entry.precision)
         # an entry with the same text as an earlier one gets other samples
-        earlier = [describe(_given(corpus)) for corpus in config.data.train[:number]]
-        self.seed = config.seed + earlier.count(describe(self.text))
+        earlier = [corpus_name(_given(corpus)) for corpus in config.data.train[:number]]
+        self.seed = config.seed + earlier.count(corpus_name(self.text))
         seed = self.seed if entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, options, seed, self.device.type)
 

@@ -87,7 +87,7 @@ class Trainer:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
         self.progress = self.checkpoints.restore(self.batches.pools)
         self.validation.resume(self.progress.step)
-        self.ranks.on_rank_0(self._write_provenance)
+        self.ranks.on_rank_0(self._write_run_files)
         with closing(self.batches):
             self.ranks.on_rank_0(self._announce)
             self._validate_if_due()
@@ -96,7 +96,7 @@ class Trainer:
         self.checkpoints.prune(self.validation.best_names)
         self.validation.finish(self.progress.step)
 
-    def _write_provenance(self) -> None:
+    def _write_run_files(self) -> None:
         """Write the run's settings, hashes, vocabulary and status."""
         tokenizer, run = self.prepared.tokenizer, self.run_dir
         files.make_directory(run.checkpoints)
