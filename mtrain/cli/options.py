@@ -198,7 +198,12 @@ SEARCH: dict[str, tuple[Any, Any]] = {
     "tag": (str, value("TEXT", "Tag to put before each source; the model must know it.")),
     "mbr": (
         int,
-        search("N", "Choose from N hypotheses or samples by minimum Bayes risk.", min=2, max=1000),
+        search(
+            "N",
+            "Of N hypotheses, use the one most similar to the others (minimum Bayes risk).",
+            min=2,
+            max=1000,
+        ),
     ),
 }
 SAMPLING: dict[str, tuple[Any, Any]] = {

@@ -16,8 +16,8 @@ def keys(
     prefix: Annotated[
         str,
         typer.Argument(
-            help="Show the settings whose names begin with this or contain it, or else those whose "
-            "descriptions do.",
+            help="Show the settings whose names begin with this; if none do, those whose names, or "
+            "else descriptions, contain it.",
             metavar="PREFIX",
             autocompletion=completion.settings,
         ),

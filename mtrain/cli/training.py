@@ -84,13 +84,14 @@ def init(
         int | None,
         value(
             "N",
-            "Hold out N pairs for validation; default: 2 % (200 to 1,000) without a valid.en.",
+            "Hold out N pairs for validation; default: none with a validation set, else 2 % "
+            "(200 to 1,000).",
             min=1,
         ),
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Write a config for two files of text, or a table, sized to the text and to this machine.
+    """Write a config for two text files or a table, for the size of the text and this machine.
 
     Validation and test sets in the same folder, such as valid.en and test2016.de, are used.
 
