@@ -243,7 +243,7 @@ def check_machine(machine: MachineSettings, before: dict[str, Any], config: Conf
         if key not in ("precision", "compile") or getattr(config.train, key) == "auto":
             raise RefusedError(
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
-                f"to go on, set train.{key}: {str(was).lower()}"
+                f"to continue, set train.{key}: {str(was).lower()}"
             )
         text = (
             "train.%s: from here on %s, not %s: bit for bit the same weights are no longer promised"

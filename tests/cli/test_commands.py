@@ -304,7 +304,7 @@ def test_the_shell_completes_values(
         ("export", ["ctranslate2|hf-marian|hf", "float32|float16|bfloat16"]),
         ("attention", ["encoder|decoder|cross"]),
         ("compare", ["bleu, chrf, ter"]),
-        ("eval", ["or a test set's name", "13a, intl, zh, ja-mecab"]),
+        ("eval", ["or the name", "13a, intl, zh, ja-mecab"]),
     ],
 )
 def test_help_shows_the_choices(
@@ -725,7 +725,7 @@ def test_the_advice_for_a_moved_run_works_as_it_is(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(run_dir, name)
     refused = command("train", f"{name}/config.yaml")
-    advice = re.search("; add (.*) to go on", refused.err)
+    advice = re.search("; add (.*) to continue", refused.err)
     assert refused.code == 2
     assert advice
     assert command("train", f"{name}/config.yaml", *shlex.split(advice[1])).code == 0

@@ -939,7 +939,7 @@ def test_a_run_on_cuda_that_auto_would_now_pack_and_compile_needs_one_setting() 
     """Without packing, `auto` does not compile."""
     now = learner.MachineSettings("cuda", 8, "bf16", compile=True, packing=True)
     before = {**asdict(now), "compile": False, "packing": False}
-    with pytest.raises(RefusedError, match=r"to go on, set train\.packing: false"):
+    with pytest.raises(RefusedError, match=r"to continue, set train\.packing: false"):
         resume.check_machine(now, before, load_config(config_of_all()))
 
 
