@@ -1,8 +1,8 @@
-"""The gradient of a step: a binary tree over its micro-batches, and over the pieces of each.
+"""The gradient of a step: a binary tree over its micro-batches, and over the slices of each.
 
 1. Blocks               gives each rank a subtree: a block of micro-batches
-2. pieces_of            cuts a micro-batch into pieces of rows, by its size alone
-3. ThreadedGradients    computes the pieces in threads, on a CPU
+2. slices_of            cuts a micro-batch into slices of rows, by its size alone
+3. ThreadedGradients    computes the slices in threads, on a CPU
    SequentialGradients  computes whole micro-batches one after the other, on a GPU
 4. SumTree              adds the sums pairwise by their index, whichever thread computed them
 5. sum_over_ranks       adds the blocks pairwise, up to the root of the same tree
@@ -25,8 +25,8 @@ from torch import Tensor
 from mtrain.data.batches import Batch
 from mtrain.runtime.distributed import Ranks
 
-# Maximum number of padded tokens in a piece; a longer row is a piece by itself.
-PIECE_TOKENS = 1024
+# Maximum number of padded tokens in a slice; a longer row is a slice by itself.
+SLICE_TOKENS = 1024
 # Gradients start at multiples of this many values (64 bytes of fp32), for vector instructions.
 ALIGNED = 16
 
@@ -34,7 +34,7 @@ Grads = tuple[Tensor, ...]
 
 
 class Sums:
-    """Gradients and losses of a piece, a micro-batch or a step, summed over its tokens. `grads` has
+    """Gradients and losses of a slice, a micro-batch or a step, summed over its tokens. `grads` has
     the shapes of the weights, `losses` is (num_losses,); both are views of `buffer`.
     """
 
@@ -54,12 +54,12 @@ class Sums:
         self.losses.copy_(losses)
 
 
-# A micro-batch, and the function from the index of one of its pieces to the seed of that piece.
+# A micro-batch, and the function from the index of one of its slices to the seed of that slice.
 SeededBatch = tuple[Batch, Callable[[int], int]]
 # Computes a batch with a seed and stores its gradients and losses in the sums.
 Compute = Callable[[Batch, int, Sums], None]
 SumsCallback = Callable[[Sums], object]
-Piece = tuple[Batch, int, SumsCallback]  # with its seed, and the function that adds up its sums
+Slice = tuple[Batch, int, SumsCallback]  # with its seed, and the function that adds up its sums
 
 
 class SumTree:
@@ -155,25 +155,25 @@ def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -
         nodes, span = (nodes + 1) // 2, 2 * span
 
 
-def pieces_of(batch: Batch) -> list[Batch]:
-    """Cut a micro-batch by rows into equal pieces of at most `PIECE_TOKENS` padded tokens."""
+def slices_of(batch: Batch) -> list[Batch]:
+    """Cut a micro-batch by rows into equal slices of at most `SLICE_TOKENS` padded tokens."""
     rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
-    count = min(rows, max_pieces(rows * width))
+    count = min(rows, max_slices(rows * width))
     bounds = [rows * index // count for index in range(count + 1)]
     return [batch.part(start, stop) for start, stop in pairwise(bounds)]
 
 
-def max_pieces(tokens: int) -> int:
-    """Return the largest number of pieces of a micro-batch of `tokens` padded tokens."""
-    return math.ceil(tokens / PIECE_TOKENS)
+def max_slices(tokens: int) -> int:
+    """Return the largest number of slices of a micro-batch of `tokens` padded tokens."""
+    return math.ceil(tokens / SLICE_TOKENS)
 
 
-def max_sums(micro_batches: int, pieces: int, threads: int) -> int:
+def max_sums(micro_batches: int, slices: int, threads: int) -> int:
     """Return the largest number of `Sums` in memory: one for each thread, and those that wait in
-    the trees of a step and of a micro-batch of up to `pieces` pieces.
+    the trees of a step and of a micro-batch of up to `slices` slices.
     """
-    waiting = (micro_batches - 1).bit_length() + (pieces - 1).bit_length()
-    return min(waiting + threads, micro_batches * pieces)
+    waiting = (micro_batches - 1).bit_length() + (slices - 1).bit_length()
+    return min(waiting + threads, micro_batches * slices)
 
 
 class SequentialGradients:
@@ -209,12 +209,12 @@ class SequentialGradients:
 
 
 class ThreadedGradients:
-    """Computes the pieces of a step in threads, one for each `Compute`, and adds them up."""
+    """Computes the slices of a step in threads, one for each `Compute`, and adds them up."""
 
     def __init__(self, computes: Sequence[Compute], total: Sums, pool: ThreadPoolExecutor) -> None:
         """`total` gets the sums of a step."""
         self.computes, self.pool = computes, pool
-        self.sums = [total]  # from the first step on, also those of the pieces
+        self.sums = [total]  # from the first step on, also those of the slices
         self.lock = Lock()
 
     def sum_up(self, batches: Iterable[SeededBatch], count: int) -> None:
@@ -224,8 +224,8 @@ class ThreadedGradients:
         self.free: LifoQueue[Sums | None] = LifoQueue()
         for sums in self.sums[1:]:
             self.free.put(sums)
-        self.first = self.sums[:1]  # of the first piece: the total is its leftmost part
-        self.pieces, self.has_ended = self._pieces(batches, count), False
+        self.first = self.sums[:1]  # of the first slice: the total is its leftmost part
+        self.slices, self.has_ended = self._slices(batches, count), False
         futures = [self.pool.submit(self._work, compute) for compute in self.computes]
         try:
             for future in futures:
@@ -234,15 +234,15 @@ class ThreadedGradients:
             self._end()
             wait(futures)
 
-    def _pieces(self, batches: Iterable[SeededBatch], count: int) -> Iterator[Piece]:
-        """Yield the pieces in order; the tree of a micro-batch delivers to that of the step."""
+    def _slices(self, batches: Iterable[SeededBatch], count: int) -> Iterator[Slice]:
+        """Yield the slices in order; the tree of a micro-batch delivers to that of the step."""
         step_tree = SumTree(count, self.free.put, lambda sums: None)
         for number, (batch, seed) in enumerate(batches):
-            pieces = pieces_of(batch)
-            self._allocate(max_sums(count, len(pieces), len(self.computes)))
-            tree = SumTree(len(pieces), self.free.put, partial(step_tree.add, number))
-            for index, piece in enumerate(pieces):
-                yield piece, seed(index), partial(tree.add, index)
+            slices = slices_of(batch)
+            self._allocate(max_sums(count, len(slices), len(self.computes)))
+            tree = SumTree(len(slices), self.free.put, partial(step_tree.add, number))
+            for index, part in enumerate(slices):
+                yield part, seed(index), partial(tree.add, index)
 
     def _allocate(self, number: int) -> None:
         """Allocate sums up to `number`: with fewer, all threads might wait for free ones."""
@@ -252,25 +252,25 @@ class ThreadedGradients:
             self.free.put(self.sums[-1])
 
     def _work(self, compute: Compute) -> None:
-        """Compute pieces until none is left."""
+        """Compute slices until none is left."""
         try:
-            while item := self._next_piece():
-                (piece, seed, add), sums = item
-                compute(piece, seed, sums)
+            while item := self._next_slice():
+                (part, seed, add), sums = item
+                compute(part, seed, sums)
                 add(sums)
         finally:
             self._end()
 
-    def _next_piece(self) -> tuple[Piece, Sums] | None:
-        """Wait for free sums and return them with the next piece, or return None at the end."""
+    def _next_slice(self) -> tuple[Slice, Sums] | None:
+        """Wait for free sums and return them with the next slice, or return None at the end."""
         with self.lock:
-            piece = None if self.has_ended else next(self.pieces, None)
-            if piece is None:
+            item = None if self.has_ended else next(self.slices, None)
+            if item is None:
                 return None
             sums = self.first.pop() if self.first else self.free.get()
-            return None if sums is None else (piece, sums)
+            return None if sums is None else (item, sums)
 
     def _end(self) -> None:
-        """Stop all threads after their current piece, when no piece is left or one has failed."""
+        """Stop all threads after their current slice, when no slice is left or one has failed."""
         self.has_ended = True
         self.free.put(None)  # wakes a thread that waits for sums

@@ -1,6 +1,6 @@
 """A model in training: micro-batches in, gradients out, the fastest way for each device.
 
-CPU   threads compute pieces of micro-batches without padding (`ThreadedGradients`)
+CPU   threads compute slices of micro-batches without padding (`ThreadedGradients`)
 GPU   whole micro-batches are computed one after the other (`SequentialGradients`), on CUDA by
       graphs, which mask padding (`CudaGraphs`); graphs of packed micro-batches may have compiled
       layers
@@ -40,7 +40,7 @@ from mtrain.training.gradients import (
     SequentialGradients,
     Sums,
     ThreadedGradients,
-    max_pieces,
+    max_slices,
 )
 from mtrain.training.graphs import CudaGraphs
 from mtrain.training.loss import consistency_loss, projected_cross_entropy
@@ -73,21 +73,21 @@ class MachineSettings:
         if compiled == "auto":
             is_worth_it = packing and config.model.d_model >= COMPILED_WIDTH
             compiled = device.type == "cuda" and is_worth_it and can_compile(device)
-        # all pieces of a step, not just this rank's: the number of ranks must not change rounding
-        pieces = blocks.micro_batches * max_pieces(train.max_tokens)
+        # all slices of a step, not just this rank's: the number of ranks must not change rounding
+        slices = blocks.micro_batches * max_slices(train.max_tokens)
         return cls(
             device=device.type,
             threads=threads,
             precision="bf16" if dtype == torch.bfloat16 else "fp32",
             compile=compiled,
             # a compiled model uses the random generator of the process, so it has one worker
-            openmp=threads if compiled else max(1, threads // pieces),
+            openmp=threads if compiled else max(1, threads // slices),
             packing=packing,
         )
 
     @property
     def workers(self) -> int:
-        """Threads that compute pieces on a CPU."""
+        """Threads that compute slices on a CPU."""
         return self.threads // self.openmp
 
     def row_widths(self, config: Config) -> list[int]:
@@ -143,7 +143,7 @@ class Learner:
         if self.device.type == "cpu":
             keep_freed_memory()
             openmp = (self.machine.openmp,)  # threads per operation, in each thread of the pool
-            pool = ThreadPoolExecutor(self.machine.workers, "piece", torch.set_num_threads, openmp)
+            pool = ThreadPoolExecutor(self.machine.workers, "slice", torch.set_num_threads, openmp)
         torch.manual_seed(config.seed)  # weights are drawn on the CPU, whatever the device
         shape = shape_of(config, vocab_size, ids.pad)
         rates = Dropout(*(getattr(config.model, name) for name in RATES))
@@ -165,7 +165,7 @@ class Learner:
         )
 
     def _threaded_gradients(self, pool: ThreadPoolExecutor) -> ThreadedGradients:
-        """Return the threads that compute pieces on a CPU, each with a generator of its own unless
+        """Return the threads that compute slices on a CPU, each with a generator of its own unless
         the model is compiled.
         """
         computes: list[Compute] = []
@@ -174,7 +174,7 @@ class Learner:
             if isinstance(model, RowTransformer):
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
-            computes.append(partial(self._compute_piece, model, generator))
+            computes.append(partial(self._compute_slice, model, generator))
         return ThreadedGradients(computes, self.optimizer.sums, pool)
 
     def sum_gradients(self, batches: Iterable[SeededBatch], count: int) -> None:
@@ -231,10 +231,10 @@ class Learner:
         states = torch.cat(self._views(self.compiled_hidden, src, tgt_in))
         torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
 
-    def _compute_piece(
+    def _compute_slice(
         self, model: Transformer, generator: torch.Generator, batch: Batch, seed: int, sums: Sums
     ) -> None:
-        """Store the gradients and losses of a piece in `sums`, in a CPU thread."""
+        """Store the gradients and losses of a slice in `sums`, in a CPU thread."""
         generator.manual_seed(seed)
         sums.store(*self._differentiate(model, batch, generator))
 

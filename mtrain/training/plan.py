@@ -27,7 +27,7 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import StoppedError, UserError
 from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
-from mtrain.training.gradients import Blocks, max_pieces, max_sums
+from mtrain.training.gradients import Blocks, max_slices, max_sums
 from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.schedule import make_schedule
 
@@ -184,7 +184,7 @@ def make_forecast(
     disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters, moments)
     buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
     if machine.device == "cpu":
-        buffers = max_sums(blocks.largest, max_pieces(train.max_tokens), machine.workers)
+        buffers = max_sums(blocks.largest, max_slices(train.max_tokens), machine.workers)
     # for the sums that another rank sends; for the moving average
     buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
     state = 4 * (parameters + moments + buffers * parameters)
@@ -352,7 +352,7 @@ def _measure_step(
         max_rows = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
         batch = batch.part(0, min(rows, max_rows))
         copies = 1 if has_gpu else learner.machine.workers  # one for each thread
-        seeded = [(batch, lambda piece: piece)] * copies  # with any seeds
+        seeded = [(batch, lambda index: index)] * copies  # with any seeds
         seconds = _seconds(learner, partial(learner.sum_gradients, seeded, copies))
         seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))

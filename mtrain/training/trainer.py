@@ -43,11 +43,11 @@ from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation, perplexity
 
 
-def piece_seed(seed: int, step: int, index: int, piece: int) -> int:
-    """Return the seed of all randomness in a piece of a micro-batch. It does not depend on which
-    rank and thread compute the piece.
+def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
+    """Return the seed of all randomness in a slice of a micro-batch. It does not depend on which
+    rank and thread compute the slice.
     """
-    sequence = np.random.SeedSequence([seed, step, index, piece])
+    sequence = np.random.SeedSequence([seed, step, index, slice_index])
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -214,7 +214,7 @@ class Trainer:
     def _sum_own_gradients(self, planned: list[MicroBatch], step: int) -> None:
         """Sum the gradients of this rank's micro-batches of a step."""
         indices = self.blocks.of(self.ranks.rank)
-        seeds = [partial(piece_seed, self.config.seed, step, index) for index in indices]
+        seeds = [partial(slice_seed, self.config.seed, step, index) for index in indices]
         batches = map(self.batches.read, planned[indices.start : indices.stop])
         with out_of_memory_as(self._out_of_memory_message(planned)):
             self.learner.sum_gradients(zip(batches, seeds, strict=True), len(indices))

@@ -1,4 +1,4 @@
-"""The gradient of a step: pieces, and the tree in which whoever computes them adds them up."""
+"""The gradient of a step: slices, and the tree in which whoever computes them adds them up."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, job, learner
 from mtrain.training.gradients import (
-    PIECE_TOKENS,
+    SLICE_TOKENS,
     SequentialGradients,
     Sums,
     SumTree,
     ThreadedGradients,
     max_sums,
-    pieces_of,
+    slices_of,
 )
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
@@ -57,30 +57,30 @@ def batch_of(rows: int, longest: int, seed: int = 1) -> Batch:
 
 def pool_of(threads: int) -> ThreadPoolExecutor:
     """Make the threads of a CPU as the learner does."""
-    return ThreadPoolExecutor(threads, "piece", torch.set_num_threads, (1,))
+    return ThreadPoolExecutor(threads, "slice", torch.set_num_threads, (1,))
 
 
-# --- pieces -----------------------------------------------------------------------------------
+# --- slices -----------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 150), st.integers(2, 64))
-def test_pieces_are_equal_and_together_the_batch(rows: int, longest: int) -> None:
+def test_slices_are_equal_and_together_the_batch(rows: int, longest: int) -> None:
     batch = batch_of(rows, longest)
-    pieces = pieces_of(batch)
+    slices = slices_of(batch)
     width = max(batch.src.shape[1], batch.tgt_in.shape[1])
-    sizes = [len(piece.src) for piece in pieces]
+    sizes = [len(part.src) for part in slices]
     assert max(sizes) - min(sizes) <= 1
-    assert len(pieces) == min(rows, -(-rows * width // PIECE_TOKENS))
+    assert len(slices) == min(rows, -(-rows * width // SLICE_TOKENS))
     for name in ("src", "tgt_in", "tgt_out", "targets"):
-        assert torch.cat([getattr(piece, name) for piece in pieces]).equal(getattr(batch, name))
-    for piece in pieces:
-        assert piece.targets.equal(piece.tgt_out.flatten()[piece.positions])
-        assert piece.num_tokens == int((piece.tgt_out != IDS.pad).sum())
+        assert torch.cat([getattr(part, name) for part in slices]).equal(getattr(batch, name))
+    for part in slices:
+        assert part.targets.equal(part.tgt_out.flatten()[part.positions])
+        assert part.num_tokens == int((part.tgt_out != IDS.pad).sum())
 
 
 @pytest.mark.parametrize(("rows", "longest", "number"), [(1, 3000, 1), (3, 2000, 3), (128, 32, 4)])
 def test_long_rows_are_not_cut(rows: int, longest: int, number: int) -> None:
-    assert len(pieces_of(batch_of(rows, longest))) == number
+    assert len(slices_of(batch_of(rows, longest))) == number
 
 
 # --- the tree ---------------------------------------------------------------------------------
@@ -127,21 +127,21 @@ def test_sums_are_those_of_the_tree_in_whatever_order_parts_come(
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("sizes", [[1], [1, 1, 1, 1], [4], [3, 1, 5], [2] * 12])
-def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
+def test_a_step_is_a_tree_of_micro_batches_and_of_their_slices(
     threads: int, sizes: list[int]
 ) -> None:
-    """Pieces take times of their own; no more sums are held than are announced."""
+    """Slices take times of their own; no more sums are held than are announced."""
     held, most, lock = 0, 0, Lock()
     store, delays = Sums.store, np.random.default_rng(threads)
 
-    def compute(piece: Batch, seed: int, sums: Sums) -> None:
+    def compute(part: Batch, seed: int, sums: Sums) -> None:
         nonlocal held, most
         with lock:
             held += 1
             most = max(most, held)
         time.sleep(delays.random() / 200)
         values = torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9)
-        store(sums, (values,), torch.tensor([piece.num_tokens, 1.0]))
+        store(sums, (values,), torch.tensor([part.num_tokens, 1.0]))
         with lock:
             held -= 1
 
@@ -167,13 +167,13 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_pieces(
 
 
 @pytest.mark.parametrize(
-    ("micro_batches", "pieces", "threads", "number"),
+    ("micro_batches", "slices", "threads", "number"),
     [(1, 1, 8, 1), (1, 4, 2, 4), (4, 1, 2, 4), (16, 1, 2, 6), (12, 8, 3, 10)],
 )
 def test_the_number_of_sums_by_hand(
-    micro_batches: int, pieces: int, threads: int, number: int
+    micro_batches: int, slices: int, threads: int, number: int
 ) -> None:
-    assert max_sums(micro_batches, pieces, threads) == number
+    assert max_sums(micro_batches, slices, threads) == number
 
 
 @given(st.integers(1, 40), st.integers(0, 40))
@@ -195,11 +195,11 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     assert sums[1].equal(sums[2])
 
 
-def test_one_slow_piece_does_not_make_the_others_hold_more() -> None:
+def test_one_slow_slice_does_not_make_the_others_hold_more() -> None:
     """The first is done last: the others wait for room, and go on."""
     started: list[int] = []
 
-    def compute(piece: Batch, seed: int, sums: Sums) -> None:
+    def compute(part: Batch, seed: int, sums: Sums) -> None:
         started.append(seed)
         if seed == 0:
             time.sleep(0.3)
@@ -218,7 +218,7 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
     """Also a thread that waits for sums; a step after it is computed as if nothing had been."""
     computed, barrier = list[int](), Barrier(2)
 
-    def compute(piece: Batch, seed: int, sums: Sums) -> None:
+    def compute(part: Batch, seed: int, sums: Sums) -> None:
         if seed < 2 and error not in seen:
             barrier.wait()
         if seed == 1 and error not in seen:
@@ -242,7 +242,7 @@ def test_an_error_of_reading_ends_the_step() -> None:
         yield batch_of(4, 8), int
         raise OSError("gone")
 
-    compute = lambda piece, seed, sums: sums.store((torch.ones(3),), torch.ones(2))  # noqa: E731
+    compute = lambda part, seed, sums: sums.store((torch.ones(3),), torch.ones(2))  # noqa: E731
     workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), pool_of(2))
     with pytest.raises(OSError, match="gone"):
         workers.sum_up(unreadable(), 2)
@@ -279,14 +279,14 @@ def train(config: Path, run: Path, *overrides: str) -> Path:
 def test_threads_change_nothing(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str
 ) -> None:
-    monkeypatch.setattr(gradients, "PIECE_TOKENS", 32)  # up to 9 pieces a step
+    monkeypatch.setattr(gradients, "SLICE_TOKENS", 32)  # up to 9 slices a step
     runs = [
         train(config, tmp_path / str(threads), f"train.threads={threads}", *settings.split())
         for threads in (1, 2, 3)
     ]
     for run in runs[1:]:  # the state names the threads
         assert {Path(name).name for name in differences(runs[0], run)} == {"state.json"}
-    monkeypatch.setattr(gradients, "PIECE_TOKENS", 1024)  # the comparison can fail
+    monkeypatch.setattr(gradients, "SLICE_TOKENS", 1024)  # the comparison can fail
     other = train(config, tmp_path / "other", *settings.split())
     assert "checkpoints/step-00000006/model.safetensors" in differences(runs[0], other)
 
@@ -294,7 +294,7 @@ def test_threads_change_nothing(
 def test_a_run_is_resumed_with_other_threads(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradients, "PIECE_TOKENS", 32)
+    monkeypatch.setattr(gradients, "SLICE_TOKENS", 32)
     run, other = tmp_path / "run", tmp_path / "other"
     train(config, run, *ALL.split(), "train.threads=3", "train.max_steps=3")
     train(config, run, *ALL.split(), "train.threads=2")
@@ -304,14 +304,14 @@ def test_a_run_is_resumed_with_other_threads(
         assert (run / weights / name).read_bytes() == (other / weights / name).read_bytes()
 
 
-def test_pieces_are_one_batch(
+def test_slices_are_one_batch(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In float64, without randomness."""
     monkeypatch.setattr(learner, "set_compute_dtype", lambda model, dtype: model.double())
     found = []
     for tokens in (1024, 16, 1):
-        monkeypatch.setattr(gradients, "PIECE_TOKENS", tokens)
+        monkeypatch.setattr(gradients, "SLICE_TOKENS", tokens)
         plain = load_config(config, ["model.dropout=0.0", "train.threads=2"])
         run = RunDirectory(tmp_path / str(tokens))
         trainer = Trainer(Session(plain, prepare(plain, Stop()), run, Stop()))
@@ -324,7 +324,7 @@ def test_pieces_are_one_batch(
     assert float(found[0].abs().max()) > 1
 
 
-def test_each_piece_has_randomness_of_its_own(config: Path, tmp_path: Path) -> None:
+def test_each_slice_has_randomness_of_its_own(config: Path, tmp_path: Path) -> None:
     """It follows the seed alone, whichever thread draws it and whatever torch has drawn."""
     plain = load_config(config, ["model.dropout=0.5", "train.threads=2"])
     trainer = Trainer(

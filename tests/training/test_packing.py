@@ -86,7 +86,7 @@ def test_packed_steps_are_steps(
 ) -> None:
     """Also where many pairs are longer than a row, and are batched apart."""
     monkeypatch.setattr(learner, "ROW_TOKENS", row_tokens)
-    monkeypatch.setattr(gradients, "PIECE_TOKENS", 64)
+    monkeypatch.setattr(gradients, "SLICE_TOKENS", 64)
     overrides = [*settings.split(), "train.threads=2"]
     if "temperature" in settings:  # of weights 1 and 1.8 or so
         data = configs[name].parent / "data"

@@ -643,7 +643,7 @@ def forget(kind: str = "none", **values: Any) -> tuple[Any, str, Any]:
         forget(".exp_avg"),
         forget(".exp_avg_sq"),
         forget(".step"),
-        (training, "piece_seed", lambda *numbers: sum(numbers)),
+        (training, "slice_seed", lambda *numbers: sum(numbers)),
         (resume, "copy_values", lambda *_: None),
         (resume, "Progress", lambda sums, step=0, *_: Progress(sums, step)),
     ],

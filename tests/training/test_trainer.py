@@ -1,4 +1,4 @@
-"""The training loop: what its records say, and the seed of each piece."""
+"""The training loop: what its records say, and the seed of each slice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mtrain.training import job
 from mtrain.training import trainer as training
 from mtrain.training.optimizer import Optimizer
 from mtrain.training.resume import Session
-from mtrain.training.trainer import Trainer, piece_seed
+from mtrain.training.trainer import Trainer, slice_seed
 from mtrain.training.validation import Validation
 from mtrain.translation.loading import LoadedModel
 
@@ -168,6 +168,6 @@ def test_what_is_not_finite_ends_the_run(tiny_config: TinyConfig, tmp_path: Path
         trainer._check_finite()
 
 
-def test_each_piece_of_each_step_has_a_seed_of_its_own() -> None:
+def test_each_slice_of_each_step_has_a_seed_of_its_own() -> None:
     numbers = list(product((0, 1), (1, 2), (0, 1), (0, 1, 2)))
-    assert len({piece_seed(*each) for each in numbers}) == len(numbers)
+    assert len({slice_seed(*each) for each in numbers}) == len(numbers)
