@@ -375,7 +375,7 @@ def expectation(error: Any) -> str:
     if error["type"] == "list_type":
         return "should be a list"
     if error["type"] == "string_pattern_mismatch":
-        return "should be written as described"
+        return "should have the described form"
     if error["type"] == "string_unicode":  # in the name of a file
         return "should be UTF-8"
     message = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
