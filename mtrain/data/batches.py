@@ -94,7 +94,7 @@ def pad(
     layout: Layout | None = None,
 ) -> torch.Tensor:
     """Write sequences, with bos and eos if requested, into a table (B, L) of padding, each into its
-    own row unless `layout` is given. No other function pads training batches.
+    own row unless `layout` is given. Only this pads batches; `training.graphs` pads them further.
     """
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     starts, shape = layout or _own_rows(lengths + bos + eos)

@@ -183,7 +183,7 @@ def test_quoted_words_stay_words(tmp_path: Path) -> None:
 TRAIN = "{src: a.en, tgt: a.de}"
 # What replaces the training corpus in line 5, and the message without `data.train.0.`.
 CORPORA_REFUSED = [
-    ("{file: a.csv, src: 0, tgt: 1}", "file: described, got 'a.csv' a .tsv, .jsonl or .tmx"),
+    ("{file: a.csv, src: 0, tgt: 1}", "file: described form, got 'a.csv' a .tsv, .jsonl or .tmx"),
     ("{file: a.csv, src: 0, tgt: 1}", "file: for a table, {{dataset: FOLDER, split: train"),
     ("{src: a.parquet}", "tgt: required, but missing {{file: a.parquet, src: en, tgt: de}}"),
     ("{tgt: a.tsv.gz}", "src: required, but missing {{file: a.tsv.gz, src: 0, tgt: 1}}"),
@@ -265,7 +265,7 @@ ADDED = [
     ("train: {adam_betas: [0.9]}", "7: train.adam_betas: at least 2 list of 1"),
     ("train: {adam_betas: [0.9, 2]}", "7: train.adam_betas less than 1, got 2"),
     ("model: {norm: Pre}", "7: model.norm: should be 'post' or 'pre', got 'Pre'"),
-    ("train: {device: gpu}", "7: train.device: described, got 'gpu' cuda:N"),
+    ("train: {device: gpu}", "7: train.device: described form, got 'gpu' cuda:N"),
     ("model: {tie_embeddings: true}", "7: model.tie_embeddings: 'output' or 'none', got true (emb"),
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
     ("tokenizer: {character_coverage: 0.9}", "7: tokenizer.character_coverage: 0.98, got 0.9"),
