@@ -75,7 +75,9 @@ def parse_document(text: str, name: str) -> Document:
     plain, strict YAML.
     """
     if len(text) > MAX_SIZE:
-        raise RefusedError(f"{name}: too long for a config: over {MAX_SIZE:,} characters")
+        raise RefusedError(
+            f"{name}: too long for a config: over {MAX_SIZE:,} characters; name another file"
+        )
     document = Document(name)
     document.value = _parse(text, document)
     if not isinstance(document.value, dict):
@@ -174,7 +176,7 @@ def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int
             f"{where}: too large or too deeply nested for a config (aliases count too)"
         )
     if node.tag not in _TAGS:
-        raise RefusedError(f"{where}: {key}: the tag {node.tag} is not allowed in a config")
+        raise RefusedError(f"{where}: {key}: the tag {node.tag} is not allowed; remove it")
     if isinstance(node, yaml.ScalarNode):
         return _scalar(document, node, key)
     if isinstance(node, yaml.SequenceNode):
@@ -186,7 +188,7 @@ def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int
     for name_node, value_node in node.value:
         where = place or f"{document.name}:{name_node.start_mark.line + 1}"
         if not isinstance(name_node, yaml.ScalarNode):
-            raise RefusedError(f"{where}: a key must be a word")
+            raise RefusedError(f"{where}: a key must be a word; write KEY: VALUE")
         name, inner = name_node.value, f"{key}.{name_node.value}" if key else name_node.value
         if name == "<<":
             text = "merge keys are not supported; write the settings themselves"
@@ -204,7 +206,7 @@ def _scalar(document: Document, node: yaml.ScalarNode, key: str) -> Any:
     """Return the value of a scalar: text, null, a boolean or a number."""
     text: str = node.value
     if "\0" in text:
-        raise RefusedError(f"{document.places[key]}: {key}: contains a NUL character")
+        raise RefusedError(f"{document.places[key]}: {key}: contains a NUL character; remove it")
     if node.style is not None:
         return text
     document.raw[key] = text

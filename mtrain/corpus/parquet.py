@@ -71,7 +71,7 @@ def open_parquet(path: Path) -> Any:
         # pre_buffer would keep everything that has been read in memory
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot read: {error}") from None
+        raise UserError(f"{path}: cannot read: {error}; write the file again") from None
 
 
 def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any]]]:
@@ -97,7 +97,9 @@ def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any
                 yield batch.to_pydict()
                 rows_read += batch.num_rows
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise UserError(f"{path}: cannot read after row {rows_read}: {error}") from None
+        raise UserError(
+            f"{path}: cannot read after row {rows_read}: {error}; write the file again"
+        ) from None
 
 
 def _rows_at_once(path: Path, group: int, chunks: list[Any]) -> int:

@@ -348,7 +348,9 @@ def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> An
 
     name = corpus.dataset
     if name.startswith(("/", ".")):
-        raise UserError(f"dataset {name}: no such folder: {(root / name).absolute()}")
+        raise UserError(
+            f"dataset {name}: no such folder: {(root / name).absolute()}; name one that exists"
+        )
     if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
         raise UserError(
             f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "

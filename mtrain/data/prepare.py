@@ -156,7 +156,9 @@ class Preparation:
         texts = self.config.data.available_train
         scans = [scan_corpus(self.config, corpus, self.stop) for corpus in texts]
         if texts and not any(scan.pairs for scan in scans):
-            raise UserError(f"data.train: no pairs in {join_names(map(corpus_name, texts))}")
+            raise UserError(
+                f"data.train: no pairs in {join_names(map(corpus_name, texts))}; add text"
+            )
         return scans
 
     @cached_property
@@ -172,10 +174,12 @@ class Preparation:
             corpus, reading, scan_corpus(self.config, corpus, self.stop).sha256
         )
         if not len(text):
-            raise UserError(f"{key}: {corpus_name(corpus)} holds no pairs")
+            raise UserError(f"{key}: {corpus_name(corpus)} holds no pairs; add text")
         pairs = zip(text.sources, text.references, strict=True)
         if all(is_blank(src) or is_blank(ref) for src, ref in pairs):
-            raise UserError(f"{key}: {corpus_name(corpus)}: all pairs are blank on a side")
+            raise UserError(
+                f"{key}: {corpus_name(corpus)}: all pairs are blank on a side; add text"
+            )
         for reason, count in reading.counts.items():
             logger.info("%s: %s: %s", key, reason, f"{count:,}")
         for sign in misalignment_warnings(text):

@@ -50,7 +50,7 @@ class Tokenizer:
             unknown: str = self.processor.decode([self.processor.unk_id()])
             longest_replacement = _longest_replacement(proto)
         except (RuntimeError, ValueError, LookupError):  # ValueError for pieces that are not UTF-8
-            raise UserError(f"{name}: not a SentencePiece model") from None
+            raise UserError(f"{name}: not a SentencePiece model; name another file") from None
         if max(longest_replacement, len(unknown), *map(len, pieces)) > MAX_PIECE_LENGTH:
             raise UserError(
                 f"{name}: not a model to use: a piece, or the normalization of a character, is "
@@ -81,7 +81,7 @@ class Tokenizer:
         except OSError as error:
             raise UserError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
         if len(proto) > MAX_MODEL_BYTES:
-            raise UserError(f"{path}: not a SentencePiece model: it has more than 64 MiB")
+            raise UserError(f"{path}: not a SentencePiece model: over 64 MiB; name another file")
         return cls(proto, str(path))
 
     @property

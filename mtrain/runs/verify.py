@@ -46,7 +46,7 @@ def verify(path: Path) -> Iterator[Finding]:
         return
     has_begun = any(os.path.lexists(path / name) for name in (layout.RUN, layout.CHECKPOINTS))
     if not has_begun and not os.path.lexists(path / layout.STATUS):
-        raise UserError(f"{path}: not a run directory: it holds no run.json")
+        raise UserError(f"{path}: not a run directory: it holds no run.json; give a run directory")
     run, sizes = reader.read_run(path), dict[str, int]()
     checks = [(str(path), _small_files(run, has_begun)), (layout.STATUS, _status(run))]
     if has_begun:

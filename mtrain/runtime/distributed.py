@@ -104,10 +104,9 @@ class Ranks:
                 dist.all_reduce(values, dist.ReduceOp.MAX)
             is_urgent, maximum, negated_minimum = values.tolist()
             if maximum != -negated_minimum:
-                text = "the processes of the job planned different steps: this is a fault of mtrain"
-                raise self.mark_shared(
-                    UserError(f"{text}, or of a machine; the last checkpoint is intact")
-                )
+                text = "the processes of the job planned different steps, by a bug in mtrain or a "
+                text += "faulty machine; the last checkpoint is intact: run the same command again"
+                raise self.mark_shared(UserError(text))
             if not is_urgent:
                 return None
 
@@ -272,7 +271,9 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
         local_rank = int(environ.get("LOCAL_RANK", "0"))
         return Ranks(rank, size, local_rank, int(environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError as error:
-        raise RefusedError(f"cannot parse torchrun's environment variables: {error}") from None
+        raise RefusedError(
+            f"cannot parse torchrun's environment variables: {error}; use torchrun"
+        ) from None
 
 
 def _refuse_tasks(environ: Mapping[str, str]) -> None:

@@ -111,7 +111,7 @@ def _publish(outputs: list[_Output], *, is_new: bool, is_logged: bool) -> None:
     for output in outputs:
         os.fsync(output.descriptor)
         if not files.is_at(output.descriptor, output.partial):
-            raise UserError(f"{output.partial}: was removed or replaced while it was written")
+            raise UserError(f"{output.partial}: was removed or replaced; run the command again")
         if is_new and os.path.lexists(output.path):
             text = "exists already; remove it, or choose another name"
             raise RefusedError(f"{output.path}: {text}")

@@ -54,7 +54,9 @@ def check_tokenizer(name: str) -> None:
     try:
         BLEU(tokenize=name)
     except OSError as error:
-        raise RefusedError(f"the tokenizer {name} cannot be loaded: {error}") from None
+        raise RefusedError(
+            f"the tokenizer {name} cannot be loaded: {error}; choose another"
+        ) from None
     except (ImportError, RuntimeError):
         advice = "or choose another one, such as char, with data.bleu_tokenize or --tokenize"
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], advice) from None

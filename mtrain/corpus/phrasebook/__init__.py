@@ -26,7 +26,9 @@ def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
     Raises `UserError` for too many.
     """
     if count > LIMITS[split]:
-        raise UserError(f"phrasebook: {split} has at most {LIMITS[split]} pairs, not {count}")
+        raise UserError(
+            f"phrasebook: {split} has at most {LIMITS[split]} pairs, not {count}; lower pairs"
+        )
     drawing, digests = Drawing(Random(f"{split} {seed}").random), set[bytes]()
     while len(digests) < count:
         pair = drawing.sentence()
