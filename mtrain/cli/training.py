@@ -84,8 +84,7 @@ def init(
         int | None,
         value(
             "N",
-            "Hold out N pairs for validation; default: none with a validation set, else 2 % "
-            "(200 to 1,000).",
+            "Hold out N pairs for validation; default: 2 % (200 to 1,000) without a valid set.",
             min=1,
         ),
     ] = None,

@@ -71,7 +71,7 @@ def open_parquet(path: Path) -> Any:
         # pre_buffer would keep everything that has been read in memory
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot read: {error}; check the file, or write it again") from None
+        raise UserError(f"{path}: cannot read: {error}; check the file") from None
 
 
 def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any]]]:
