@@ -1,5 +1,5 @@
-"""Augmentation: each epoch changes other training pairs, drawn at random, so that a model also
-learns text in capitals, without a full stop, with typing errors or with unseen numbers.
+"""Augmentation: each epoch changes a different random part of the training pairs, so that a model
+also learns text in capitals, without a full stop, with typing errors or with unseen numbers.
 
 1. draw      a number for each pair from the seed, the epoch and the pair's index
 2. decode    the ids of the drawn pairs

@@ -253,7 +253,7 @@ def _hold_all(cells: list[str], texts: Sequence[str], mark: str, least: int, quo
 
 
 def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Yield a message if nearly all texts of one side begin with a number, as of a line."""
+    """Yield a message if nearly all texts of one side begin with a number."""
     counts = [
         sum(_NUMBER.match(text) is not None for text in texts) for texts in (sources, targets)
     ]
