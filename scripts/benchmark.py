@@ -40,7 +40,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus.lines import read_text_file
 from mtrain.corpus.phrasebook import pairs
 from mtrain.data.batches import Batch, MicroBatch
-from mtrain.data.prepare import prepare
+from mtrain.data.prepare import Preparation
 from mtrain.export import ctranslate2_format
 from mtrain.model.cpu import keep_freed_memory, packed_product
 from mtrain.model.transformer import Shape
@@ -263,7 +263,7 @@ def measure_sizes(args: argparse.Namespace) -> Iterator[Row]:
             own_text = {"src": args.src, "tgt": args.tgt}
             text = own_text if args.src else make_up_text(Path(folder))
             config, run = make_config(args, size, folder, text), RunDirectory(Path(folder))
-            trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop()))
+            trainer = Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
             lines = read_text_file(Path(text["src"]))[: args.lines]
         weights = {name: weight.clone() for name, weight in trainer.learner.weights.items()}
         random_model = trainer.checkpoints.snapshot(weights)

@@ -65,11 +65,6 @@ class Prepared:
     fingerprints: dict[str, Any]
 
 
-def prepare(config: Config, stop: Stop) -> Prepared:
-    """Prepare all text of a config; raises `UserError`."""
-    return Preparation(config, stop).prepared
-
-
 def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:
     """Return the config without `train.init_from`, and a warning, if that model does not exist yet
     and the run has not started.
@@ -115,7 +110,9 @@ def train_run_tokenizer(config: Config, stop: Stop, config_file: Path | None = N
 
 
 class Preparation:
-    """Prepares the text of a config. Each property is computed when it is first read."""
+    """Prepares the text of a config. Each property is computed when it is first read; raises
+    `UserError`.
+    """
 
     def __init__(self, config: Config, stop: Stop) -> None:
         self.config, self.stop = config, stop

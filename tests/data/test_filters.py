@@ -17,7 +17,7 @@ from mtrain.config.schema import Config, FilterConfig
 from mtrain.data import duplicates
 from mtrain.data.cache import cache_directory
 from mtrain.data.filters import Selection
-from mtrain.data.prepare import Prepared, prepare, weights_of
+from mtrain.data.prepare import Preparation, Prepared, weights_of
 from mtrain.runs import manifest
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError
@@ -85,7 +85,7 @@ def test_the_fraction_of_letters_decides(text: str, scripts: list[str], share: f
 def test_an_unknown_script_is_refused(tiny_config: TinyConfig, name: str) -> None:
     config = load_config(tiny_config(), [f"filter.tgt_script=['{name}']"])
     with pytest.raises(RefusedError, match=r"filter\.tgt_script: .*Latin, Cyrillic"):
-        prepare(config, Stop())
+        prepared(config)
 
 
 # --- by length ----------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def test_repeats_are_of_one_text(tmp_path: Path) -> None:
 
 
 def prepared(config: Config) -> Prepared:
-    return prepare(config, Stop())
+    return Preparation(config, Stop()).prepared
 
 
 def test_a_config_filters_training_text_alone(

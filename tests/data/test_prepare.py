@@ -25,7 +25,6 @@ from mtrain.data.cache import cache_directory
 from mtrain.data.prepare import (
     Preparation,
     Prepared,
-    prepare,
     refuse_worthless_text,
     train_run_tokenizer,
     without_missing_init_from,
@@ -56,7 +55,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(config: Config) -> Prepared:
-    return prepare(config, Stop())
+    return Preparation(config, Stop()).prepared
 
 
 def ids_of(found: Prepared) -> list[bytes]:

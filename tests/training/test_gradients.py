@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, SpecialIds, collate
-from mtrain.data.prepare import prepare
+from mtrain.data.prepare import Preparation
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import has_fast_bf16
 from mtrain.runtime.errors import UserError
@@ -314,7 +314,7 @@ def test_slices_are_one_batch(
         monkeypatch.setattr(gradients, "SLICE_TOKENS", tokens)
         plain = load_config(config, ["model.dropout=0.0", "train.threads=2"])
         run = RunDirectory(tmp_path / str(tokens))
-        trainer = Trainer(Session(plain, prepare(plain, Stop()), run, Stop()))
+        trainer = Trainer(Session(plain, Preparation(plain, Stop()).prepared, run, Stop()))
         trainer._sum_own_gradients(trainer.batches.plan(0, 0)[:3], 1)
         assert len(trainer.learner.gradients.sums) == {1024: 3, 16: 7, 1: 7}[tokens]
         found.append(trainer.optimizer.sums.buffer.clone())
@@ -328,7 +328,7 @@ def test_each_slice_has_randomness_of_its_own(config: Path, tmp_path: Path) -> N
     """It follows the seed alone, whichever thread draws it and whatever torch has drawn."""
     plain = load_config(config, ["model.dropout=0.5", "train.threads=2"])
     trainer = Trainer(
-        Session(plain, prepare(plain, Stop()), RunDirectory(tmp_path / "run"), Stop())
+        Session(plain, Preparation(plain, Stop()).prepared, RunDirectory(tmp_path / "run"), Stop())
     )
     pairs = trainer.batches.read(trainer.batches.plan(0, 0)[0])
     sums = [Sums(trainer.optimizer.grads, 2) for _ in range(4)]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, SpecialIds, collate
-from mtrain.data.prepare import prepare
+from mtrain.data.prepare import Preparation
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.stop import Stop
 from mtrain.training import graphs
@@ -141,7 +141,7 @@ def trainer(tiny_config: TinyConfig, tmp_path: Path, request: pytest.FixtureRequ
     overrides: dict[str, Any] = {"model.dropout": 0.0, "train.precision": "fp32"}
     config = load_config(tiny_config(**overrides, **getattr(request, "param", {})))
     run = RunDirectory(tmp_path / "run")
-    return Trainer(Session(config, prepare(config, Stop()), run, Stop()))
+    return Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
 
 
 def taken(trainer: Trainer) -> list[Tensor]:

@@ -11,7 +11,7 @@ from conftest import write_both_ways, write_config
 from torch import Tensor
 
 from mtrain.config.loading import load_config
-from mtrain.data.prepare import prepare
+from mtrain.data.prepare import Preparation
 from mtrain.model.transformer import Transformer
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.distributed import Ranks
@@ -50,7 +50,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(config: Path, run: Path, *overrides: str) -> Trainer:
     settings = load_config(config, [f"run_dir={run}", *overrides])
-    prepared = prepare(settings, Stop())
+    prepared = Preparation(settings, Stop()).prepared
     return Trainer(Session(settings, prepared, RunDirectory(run), Stop()))
 
 

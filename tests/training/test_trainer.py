@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, TokenBatches
-from mtrain.data.prepare import prepare
+from mtrain.data.prepare import Preparation
 from mtrain.runs import checkpoint
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
@@ -135,7 +135,7 @@ def test_each_setting_of_learning_reaches_the_step(tiny_config: TinyConfig, tmp_
     found, begins = dict[bytes, str](), dict[str, Tensor]()
     settings = ["", "seed=8", *(f"model.{name}dropout=0.2" for name in RATES)]
     settings += [f"train.{name}" for name in TRAINING]
-    prepared = prepare(load_config(path), Stop())
+    prepared = Preparation(load_config(path), Stop()).prepared
     for setting in settings:
         config = load_config(path, setting.split())
         trainer = Trainer(Session(config, prepared, RunDirectory(tmp_path / "run"), Stop()))
@@ -154,7 +154,7 @@ def test_what_is_not_finite_ends_the_run(tiny_config: TinyConfig, tmp_path: Path
     """Also where the loss is finite: a gradient, or a weight that would be saved."""
     config = load_config(tiny_config())
     run = RunDirectory(tmp_path / "run")
-    trainer = Trainer(Session(config, prepare(config, Stop()), run, Stop()))
+    trainer = Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
     stream = trainer.micro_batches()
     trainer.take_step(stream)
     trainer._check_finite()
