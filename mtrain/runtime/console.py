@@ -56,14 +56,6 @@ def cut_to_width(text: str, width: int) -> str:
     return text
 
 
-def format_bytes(count: float) -> str:
-    """Return a readable number of bytes, such as 4,766 kB."""
-    if count < 1e4:
-        return "1 byte" if count == 1 else f"{count:,.0f} bytes"
-    unit, size = ("kB", 1e3) if count < 1e7 else ("MB", 1e6) if count < 1e10 else ("GB", 1e9)
-    return f"{count / size:,.0f} {unit}"
-
-
 def exit_on_interrupt() -> None:
     """Let Ctrl-C end this process at once with its exit code, until `restore_interrupt` is called:
     while libraries are loaded, a `KeyboardInterrupt` would break them or be hidden.

@@ -17,8 +17,10 @@ from itertools import count
 from pathlib import Path
 from typing import IO
 
+from rich import filesize
+
 from mtrain.runtime import files
-from mtrain.runtime.console import format_bytes, handling_write_errors, stopped_by_signals, writing
+from mtrain.runtime.console import handling_write_errors, stopped_by_signals, writing
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import is_on_terminal, logger
 
@@ -126,7 +128,7 @@ def _publish(outputs: list[_Output], *, is_new: bool, is_logged: bool) -> None:
 def describe_size(path: Path) -> str:
     """Return the readable size of a file, or of all files in a directory."""
     paths = (path, *path.rglob("*"))
-    return format_bytes(sum(item.stat().st_size for item in paths if item.is_file()))
+    return filesize.decimal(sum(item.stat().st_size for item in paths if item.is_file()))
 
 
 def _begin(name: str | Path, *, keeps_lines: bool) -> _Output | None:

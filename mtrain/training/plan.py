@@ -13,6 +13,7 @@ from unicodedata import normalize
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import filesize
 from tqdm import tqdm
 
 from mtrain.config.languages import is_unspaced, tokenizer_for
@@ -21,7 +22,6 @@ from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
-from mtrain.runtime.console import format_bytes
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import StoppedError, UserError
@@ -97,7 +97,7 @@ class Forecast:
                 reason = f": {error}"
         self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
         if memory is not None:
-            self.lines.append(f"peak memory of the GPU in a step: {format_bytes(memory)}")
+            self.lines.append(f"peak memory of the GPU in a step: {filesize.decimal(memory)}")
         if seconds is None:
             self.lines.append(f"time: not measured{reason}")
             return
@@ -218,7 +218,7 @@ def _lines_of(numbers: dict[str, Any], epochs: float, blocks: str | None) -> lis
     micro-batches of each process, if there are several.
     """
     sizes = {
-        name: format_bytes(numbers[f"{name}_bytes"]) for name in ("checkpoint", "disk", "state")
+        name: filesize.decimal(numbers[f"{name}_bytes"]) for name in ("checkpoint", "disk", "state")
     }
     return [
         f"model: {numbers['parameters']:,} parameters, vocabulary {numbers['vocab_size']:,}",
@@ -293,7 +293,7 @@ def disk_warning(new_bytes: int, directory: Path) -> str | None:
     if new_bytes <= free:
         return None
     return (
-        f"{disk}: only {format_bytes(free)} are free, too little for the run's checkpoints; "
+        f"{disk}: only {filesize.decimal(free)} are free, too little for the run's checkpoints; "
         "make room, or lower train.keep_checkpoints and train.average_last"
     )
 

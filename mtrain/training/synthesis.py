@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import filesize
 from tqdm import tqdm
 
 from mtrain.config.corpora import Corpus
@@ -35,7 +36,6 @@ from mtrain.runs import checkpoint, layout, manifest, synthetic
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import Provenance, SyntheticText
 from mtrain.runtime import files
-from mtrain.runtime.console import format_bytes
 from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import adapter_of
@@ -396,7 +396,7 @@ class Synthesizer:
             self._translate(0, sample)
             seconds = (time.perf_counter() - started) / len(sample) * remaining
             text += f" in about {tqdm.format_interval(max(1.0, seconds))}"
-        return f"{text}, to about {format_bytes(size)}"
+        return f"{text}, to about {filesize.decimal(size)}"
 
 
 def _open_shard(path: Path) -> LineShard:
