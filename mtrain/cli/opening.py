@@ -132,7 +132,7 @@ def begin_job(
     config: Path, overrides: list[str] | None, time_limit: str | None = None
 ) -> tuple["schema.Config", Stop]:
     """Catch signals, then read the settings of a long job."""
-    stop = Stop(parse_duration(time_limit) if time_limit else None)
+    stop = Stop(None if time_limit is None else parse_duration(time_limit))
     stop.install()
     from mtrain.config.loading import load_config
 

@@ -4,6 +4,7 @@ import atexit
 import math
 import os
 import re
+import shlex
 import signal
 import time
 from contextlib import suppress
@@ -112,6 +113,7 @@ def parse_duration(text: str) -> float:
     seconds = sum(int(number) * units[unit] for number, unit in parts)
     if not re.fullmatch(r"[0-9]{1,9}|([0-9]{1,9}[dhms])+", text) or seconds <= 0:
         raise RefusedError(
-            f"--time-limit {text}: expected a duration such as 45s, 30m, 3h30m or 1d12h, or seconds"
+            f"--time-limit {shlex.quote(text)}: expected a duration such as 45s, 30m, 3h30m or "
+            "1d12h, or seconds"
         )
     return float(seconds)

@@ -370,6 +370,7 @@ MISTAKES = [
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
     ("train -c {config} --set train.max_steps=x", 2, ["--set train.max_steps", "a valid integer"]),
     ("train -c {config} --time-limit soon", 2, ["--time-limit soon", "3h30m"]),
+    ("train -c {config} --time-limit=", 2, ["--time-limit ''", "3h30m"]),
     (f"train -c {{config}} --time-limit {'9' * 400}", 2, ["--time-limit 999", "3h30m"]),
     ("train -c {config} --set train.device=cuda:63", 2, ["device cuda:63: ", "CUDA", "; "]),
     # data
