@@ -20,6 +20,7 @@ from mtrain.data.store import concat_ranges
 MIN_BIGRAMS = 5  # lines with fewer are compared for equality only
 # Likeness of a nearly equal pair, the fraction of equal bigrams: mean of the sides, and the higher.
 MIN_MEAN_LIKENESS, MIN_HIGHER_LIKENESS = 0.6, 0.75
+MAX_SHOWN = 0.99
 MAX_LINES_PER_BIGRAM = 50  # of the set: bigrams in more lines are ignored in the search
 MIN_SHARED = 0.3  # fraction of a line's bigrams in another line, to compare the two
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
@@ -53,7 +54,8 @@ class ScoredSet:
             if previous is not None and (previous[0], previous[1].rank) <= (kind, -likeness):
                 continue
             side, other_number = int(KINDS[kind] == "target_overlap"), other.numbers[other_row]
-            relation = f"{likeness:.0%} of" if likeness < 1 else "="
+            is_near = KINDS[kind] == "near_overlap"  # texts differ even if all bigrams are equal
+            relation = f"{min(likeness, MAX_SHOWN):.0%} of" if is_near else "="
             name_of_row = other.findings.name_row(other_number, side)
             text = f"{relation} {name_of_row}  {self.rows.texts[side][row]}"
             place = other.findings.row_as_json(other_number)

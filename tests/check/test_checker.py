@@ -604,6 +604,20 @@ def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
     }
 
 
+def test_a_nearly_equal_pair_is_not_shown_as_an_equal_one(folder: Folder) -> None:
+    """A phrase twice and three times: all bigrams are the same."""
+    lines = folder.bytes
+    row = max(range(50, 200), key=lambda row: len(lines["valid.xa"][row].split()))
+    for side in ("xa", "xb"):
+        line = lines[f"valid.{side}"][row]
+        lines[f"valid.{side}"][row] = b" ".join([line] * 2)
+        lines[f"train.{side}"][40] = b" ".join([line] * 3)
+    shown = {(name, kind): finding for name, kind, finding in found(folder.look())}
+    first = shown["data.valid", "near_overlap"]["examples"][0]
+    assert (first["line"], first["other"]["line"], first["likeness"]) == (row + 1, 41, 1)
+    assert first["text"].startswith("99% of train.xa:41  ")
+
+
 def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folder: Folder) -> None:
     folder.data |= {"valid": folder.entry("train"), "invalid_utf8": "drop"}
     folder.bytes["train.xa"][3] += b"\xff"
