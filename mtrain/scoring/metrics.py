@@ -1,5 +1,6 @@
 """Scores of translations by sacreBLEU: values, confidence intervals, signatures."""
 
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -145,7 +146,10 @@ def score(
     result = scorer.corpus_score(hypotheses, None, n_bootstrap=_RESAMPLES if interval else 1)
     ci = None
     if interval:
-        ci = float(result._mean - result._ci), float(result._mean + result._ci)
+        # sacreBLEU's interval is symmetric, so with few lines it can contain impossible scores;
+        # its score of equal texts may be 100.00000000000004
+        most = math.inf if metric == "ter" else max(100.0, float(result.score))
+        ci = max(0.0, float(result._mean - result._ci)), min(most, float(result._mean + result._ci))
     return Score(METRICS[metric], float(result.score), ci, scorer.get_signature().format())
 
 

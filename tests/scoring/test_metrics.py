@@ -332,6 +332,17 @@ def test_the_interval_of_lines_without_text(
     assert found.ci[0] <= found.score <= found.ci[1]
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("right", [1, 7])
+def test_the_interval_of_few_lines_has_no_impossible_scores(metric: str, right: int) -> None:
+    """`right` of eight lines are translated, the others have no word in common."""
+    references = [f"word{number} of a line that is {number}" for number in range(8)]
+    hypotheses = [text if at < right else "else" for at, text in enumerate(references)]
+    found = score(metric, hypotheses, [references], interval=True)
+    assert found.ci is not None
+    assert 0 <= found.ci[0] <= found.score <= found.ci[1] <= (1e9 if metric == "ter" else 100)
+
+
 def test_an_output_is_looked_at_and_left_alone(tmp_path: Path) -> None:
     kept = write_lines(tmp_path / "kept", ["as it was"])
     for name in ("out", "kept"):
