@@ -9,6 +9,7 @@ from mtrain.config.changes import fixed_changes
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, dump_config
 from mtrain.config.yaml_reader import quote_text, quote_value
+from mtrain.corpus.lines import join_names
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
@@ -175,9 +176,19 @@ def check_data(run: RunDirectory, fingerprints: dict[str, Any]) -> None:
             if key == "train":
                 advice += f", where train.init_from: {quote_text(str(run.path))} starts from its "
                 advice += "weights"
+            subject = subject.replace(f"data.{key}", _changed_corpora(key, before, now))
             raise RefusedError(
                 f"{run.path}: {subject} not the same as when this run began{detail}; {advice}"
             )
+
+
+def _changed_corpora(key: str, before: object, now: object) -> str:
+    """Name the corpora of `data.KEY` whose hashes differ, or all if it has no longer as many."""
+    if not isinstance(before, list) or not isinstance(now, list) or len(before) != len(now):
+        return f"data.{key}"
+    pairs = enumerate(zip(before, now, strict=True))
+    changed = [f"data.{key}.{number}" for number, (old, new) in pairs if old != new]
+    return join_names(changed) if len(now) > 1 else f"data.{key}"
 
 
 def _has(run: RunDirectory, name: str) -> bool:
