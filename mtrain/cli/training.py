@@ -157,6 +157,8 @@ def _columns_of(
         "tsv": "--columns 0,1, with the numbers or names of its columns",
     }
     advice = options.get(kind, "--columns en,de, with the names of its columns")
+    if columns is not None and kind != "tmx":
+        raise RefusedError(f"--columns {columns}: expected two columns; give {advice}")
     raise RefusedError(f"mtrain init: {src} is a table; add {advice}")
 
 
