@@ -40,7 +40,7 @@ from mtrain.training.plan import (
 )
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
-from mtrain.training.validation import Validation, perplexity
+from mtrain.training.validation import Validation, perplexity, two_decimals
 
 
 def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
@@ -293,13 +293,14 @@ class Trainer:
         if self.ranks.is_rank_0:
             self.run_dir.metrics.append(record)
         summary = (
-            f"loss {loss:.3f}  ppl {record['train/ppl']:.2f}  "
+            f"loss {loss:.3f}  ppl {two_decimals(perplexity(nll))}  "
             f"{record['tokens_per_second']:,.0f} tok/s"
         )
         bar.set_postfix_str(summary)
         remaining = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
-        text += f"  lr {rate:.2e}  grad {float(norm):.2f}  left {tqdm.format_interval(remaining)}"
+        text += f"  lr {rate:.2e}  grad {two_decimals(float(norm))}"
+        text += f"  left {tqdm.format_interval(remaining)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0

@@ -353,10 +353,15 @@ def perplexity(nll: float) -> float:
     return math.exp(min(nll, 700))
 
 
+def two_decimals(value: float) -> str:
+    """Show a number for people; a long one, as of a run that diverges, in powers of ten."""
+    return f"{value:.2f}" if value < 1e6 else f"{value:.2e}"
+
+
 def summary(entry: Entry) -> str:
     """Return the scores in one line."""
     command = f"command {entry['command']:.6g}  " if "command" in entry else ""
     return (
         f"{command}BLEU {entry['bleu']:.2f}  chrF {entry['chrf']:.2f}  "
-        f"nll {entry['nll']:.4f}  ppl {perplexity(entry['nll']):.2f}"
+        f"nll {entry['nll']:.4f}  ppl {two_decimals(perplexity(entry['nll']))}"
     )

@@ -14,6 +14,7 @@ from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 from mtrain.runs.history import History
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
+from mtrain.training.validation import summary
 
 # Prints a number that depends on the hypotheses; fails where the file that it is given exists.
 SCORER = """
@@ -35,6 +36,13 @@ def command(tmp_path: Path) -> str:
 def logged(run: Path) -> list[str]:
     """Return the messages of a run's log, with their levels."""
     return [line.split(" ", 2)[2] for line in (run / "train.log").read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("nll", "shown"), [(2.0, "7.39"), (13.8, "984609.11"), (13.9, "1.09e+06"), (1e6, "1.01e+304")]
+)
+def test_the_perplexity_of_a_run_that_diverges_is_short(nll: float, shown: str) -> None:
+    assert summary({"bleu": 0, "chrf": 0, "nll": nll}).endswith(f"  ppl {shown}")
 
 
 def test_each_validation_shows_the_same_lines(
