@@ -51,7 +51,8 @@ class ExternalMetric:
         printed, errors, code = self._run("".join(lines).encode(), check_stop)
         if code:
             last = (errors.strip().splitlines() or ["it printed no error"])[-1]
-            raise self._failure(f"ended with exit code {code}: {last[-MAX_SHOWN:]}")
+            end = f"ended with exit code {code}" if code > 0 else f"was killed by signal {-code}"
+            raise self._failure(f"{end}: {last[-MAX_SHOWN:]}")
         with suppress(ValueError):
             value = float(printed)
             if math.isfinite(value):

@@ -68,7 +68,7 @@ def test_variables_of_mtrain_s_own_processes_are_not_passed_on(
     [
         ("raise ValueError('no model')", "ended with exit code 1: ValueError: no model; "),
         ("raise SystemExit(3)", "ended with exit code 3: it printed no error; "),
-        ("import os; os.kill(os.getpid(), 9)", "ended with exit code -9: it printed no error; "),
+        ("import os; os.kill(os.getpid(), 9)", "was killed by signal 9: it printed no error; "),
         ("pass", "printed '', not one number; "),
         ("print('score: 0.5')", "printed 'score: 0.5', not one number; "),
         ("print(1); print(2)", r"printed '1\\n2', not one number; "),
