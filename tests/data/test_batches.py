@@ -373,7 +373,11 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(store, name, value)
 
 
-def test_a_store_gives_back_what_was_put_in(tmp_path: Path, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("chunk", [5, 10_000])
+def test_a_store_gives_back_what_was_put_in(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(store, "CHUNK", chunk)
     pairs = [*made_up_pairs(30, 5), ("  é 漢 ", "\x00 <s>"), ("", "")]
     options = {"counts": Counter({"odd lines": 2}), "selection": Selection(99, FilterConfig())}
     found = build(tmp_path / "s", pairs, tokenizer, **options)
