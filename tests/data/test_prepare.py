@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import TinyConfig, made_up_pairs, run_here, write_both_ways, write_corpus
 from tqdm import tqdm
 
@@ -358,6 +359,17 @@ def test_settings_that_the_vocabulary_of_init_from_does_not_have_are_refused(
         prepared(load_config(tiny_config(**given, **{"tokenizer.vocab_size": size - 1})))
     found = prepared(load_config(tiny_config(**given, **{"tokenizer.vocab_size": size})))
     assert found.tokenizer.vocab_size == size
+
+
+def test_a_run_keeps_the_vocabulary_of_init_from(
+    trained_run: Path, tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    """It is none that the settings of `tokenizer` describe."""
+    path = tiny_config(**{"train.init_from": str(trained_run)})
+    path.write_text(yaml.dump({**yaml.safe_load(path.read_text()), "tokenizer": {}}))
+    (tmp_path / "run").mkdir()
+    vocabulary = shutil.copy(trained_run / "tokenizer.model", tmp_path / "run")
+    assert prepared(load_config(path)).tokenizer.proto == Path(vocabulary).read_bytes()
 
 
 def test_filters_that_leave_no_text_for_the_vocabulary_are_named(tiny_config: TinyConfig) -> None:
