@@ -97,7 +97,7 @@ def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer) -> None:
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=40))
 def test_no_text_is_changed(tokenizer: Tokenizer, text: str) -> None:
-    pairs = ids(tokenizer, text, "", f"{TEXTS[0]} {text}")
+    pairs = ids(tokenizer, text, "", f"{TEXTS[0]} {text}", "")
     drawn = SubwordSampler(tokenizer, 0.3, 999).draw(pairs, default_rng(4))
     assert decoded(tokenizer, drawn) == decoded(tokenizer, pairs)
 
