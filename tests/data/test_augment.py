@@ -92,15 +92,23 @@ def test_changes_by_hand(
     assert augment(tokenizer, [pair], tag=tag, **{name: 1.0}) == [expected]
 
 
+def test_a_symbol_that_another_begins_with_is_not_split() -> None:
+    tokenizer = train_pieces(user_symbols=["_a", "_ab"])
+    assert augment(tokenizer, [("celu _ab", "_a b")], upper=1.0) == [("CELU _ab", "_a B")]
+
+
 def test_numbers_are_others_but_alike_on_both_sides(tokenizer: Tokenizer) -> None:
     pairs = [("In 1984, 7 of 2,450.5 <ph7>; 04", "1984年有7 2.450,5 <ph7> 04 99")] * 50
     found = augment(tokenizer, pairs, numbers=1.0)
     form = r"In ([1-9]\d{3}), ([2-9]) of ([2-9]),([1-9]\d\d)\.([2-9]) <ph7>; (0\d)"
+    digits = set()
     for src, tgt in found:
         matched = re.fullmatch(form, src)
         assert matched is not None, src
         year, seven, *others, last = matched.groups()
         assert tgt == "{}年有{} {}.{},{} <ph7> {} 99".format(year, seven, *others, last)
+        digits.add(seven)
+    assert digits == set("23456789")
     assert len(set(found)) == 50
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from mtrain.data.prepare import (
 from mtrain.data.vocabulary import init_checkpoint
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock, log
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import RefusedError, StoppedError, UserError
 from mtrain.runtime.stop import Stop
 
 
@@ -437,6 +439,18 @@ def test_each_reading_of_the_text_shows_its_progress(
     prepared(config)
     [tokenizing] = (name for name in counts if name.startswith("tokenizing "))
     assert counts == dict.fromkeys(["checking the text", "sampling text", tokenizing], 120)
+
+
+def test_a_stop_ends_each_reading_of_the_text(config: Config) -> None:
+    preparation = Preparation(config, Stop())
+    steps = ("scans", "sets", "tokenizer", "prepared")
+    readings = [partial(getattr, preparation, name) for name in steps]
+    for read in (*readings, partial(refuse_worthless_text, preparation)):
+        preparation.stop.received = signal.SIGTERM
+        with pytest.raises(StoppedError):
+            read()
+        preparation.stop.received = None
+        read()
 
 
 def test_a_corpus_of_which_nothing_is_used_is_named(
