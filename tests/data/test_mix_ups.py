@@ -21,6 +21,8 @@ from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.corpus import lines, phrasebook, readers
 from mtrain.corpus.readers import reading_of
+from mtrain.data import mix_ups
+from mtrain.data.mix_ups import mix_ups_of, thin_rows
 from mtrain.data.prepare import Preparation, refuse_worthless_text
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.stop import Stop
@@ -346,6 +348,27 @@ def test_text_in_the_subwords_of_another_program_is_warned_of(
     name = "sources" if side == "src" else "targets"
     expected = f"data.train.0: 20% of the {name} have subword marks"
     assert (expected in caplog.text) == (split == 61)
+
+
+@pytest.mark.parametrize(
+    ("kind", "form"), [("quoted", '"word {}"'), ("numbered", "{}. word"), ("subwords", "word@@ {}")]
+)
+def test_the_texts_of_a_side_are_judged_from_20_on(config: Config, kind: str, form: str) -> None:
+    sources, targets = [form.format(n) for n in range(20)], [f"mot {n}" for n in range(20)]
+    for count, kinds in ((19, []), (20, [kind])):
+        found = mix_ups_of(config.data, ("aa", "ba"), sources[:count], targets[:count])
+        assert [mix_up.kind for mix_up in found] == kinds
+
+
+@pytest.mark.parametrize(("size", "step"), [(166, 1), (167, 2), (1000, 8)])
+def test_a_large_sample_is_thinned_evenly(
+    monkeypatch: pytest.MonkeyPatch, size: int, step: int
+) -> None:
+    """Rows of 6 characters of at most 1,000; a longer row than 10 characters is left out."""
+    monkeypatch.setattr(mix_ups, "SAMPLE_CHARACTERS", 1000)
+    rows = [("t", (number, "a" * 5, "b")) for number in range(size)]
+    too_long = [("t", (0, "a", "b" * 10))] * 3
+    assert thin_rows([*too_long, *rows]) == rows[::step]
 
 
 def tokenized(text: str) -> str:
