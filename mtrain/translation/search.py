@@ -158,8 +158,6 @@ class BeamSearch:
             self._collect(scores, rows, ends & scores.isfinite())
             live = scores.masked_fill(ends, float("-inf"))
         kept = self._drop(self._done(live))
-        if not self.sentences:
-            return rows, kept, tokens
         if kept is not None:
             live, rows, tokens = live[kept], rows[kept], tokens[kept]
             ends = None if ends is None else ends[kept]

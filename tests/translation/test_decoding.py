@@ -140,6 +140,7 @@ def test_ensembles_of_different_vocabularies_are_refused(trained_run: Path, tmp_
         (["▁a", "<0xE6>", "<0xBC>", "<0xA2>", "▁b"], [0, 0, 0, 0, 1]),
         (["▁a", "<0xC2>", "<0xA0>", "b"], [0, 0, 1, 1]),  # a no-break space
         (["▁a▁b", "▁"], [1, 1]),
+        (["a", "b", "▁c"], [0, 0, 1]),  # no space before the first word
         (["▁"], [0]),
         ([], []),
     ],

@@ -495,7 +495,9 @@ def test_learned_positions_limit_both_sides(
     assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
 
-def test_a_target_is_cut_at_its_own_limit(translator: Translator, tmp_path: Path) -> None:
+def test_a_target_is_cut_at_its_own_limit(
+    translator: Translator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a large `max_len_b`, this limit is much larger than the limit of the source."""
     loaded = with_decode(translator, max_source_length=2, max_len_b=400).loaded
     line = "unheard ~ words " * 20
@@ -507,6 +509,8 @@ def test_a_target_is_cut_at_its_own_limit(translator: Translator, tmp_path: Path
     path.write_text(f"{line}\n", encoding="utf-8")
     scores, _ = Scorer(loaded).score([line], [line])
     assert list(score_files(loaded, path, path)) == pytest.approx(scores)
+    message = f"{path}: lines longer than 2 tokens, cut there: 1 (line 1)"
+    assert [record.getMessage() for record in caplog.records] == [message]
 
 
 # --- Scores ----------------------------------------------------------------------------------
@@ -533,6 +537,37 @@ def test_the_forced_score_of_a_hypothesis_is_its_search_score(
         log_probs = loaded.model(source_ids(translator, line), tgt_in)[0].log_softmax(-1)
         forced = float(log_probs[torch.arange(len(answers)), answers].sum())
         assert hypothesis.score == pytest.approx(forced, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"scores": True}, {"n_best": 1}])
+def test_greedy_search_gives_scores_if_they_are_asked_for(
+    translator: Translator, options: dict[str, Any]
+) -> None:
+    greedy = with_decode(translator, beam_size=1)
+    *_, score, text = stream(greedy, b"bavo celu\n", **options).decode().rstrip("\n").split("\t")
+    expected, _ = Scorer(translator.loaded).score(["bavo celu"], [text])
+    assert [float(score)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_stop_ends_the_scoring(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def score(scorer: Scorer, pairs: list[Any]) -> Tensor:
+        scored.append(pairs)
+        return torch.zeros(1, dtype=torch.float64)
+
+    def stop() -> None:
+        if len(scored) == 2:
+            raise StoppedError
+
+    scored: list[Any] = []
+    loaded = with_decode(translator, batch_tokens=1).loaded
+    loaded.check_stop = stop
+    monkeypatch.setattr(Scorer, "_batch_nll", score)
+    with pytest.raises(StoppedError):
+        Scorer(loaded).score(SENTENCES, SENTENCES)
+    assert len(scored) == 2
 
 
 def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
