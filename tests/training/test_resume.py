@@ -526,6 +526,14 @@ def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(run: Path) 
     finish(run)
 
 
+def test_a_damaged_checkpoint_is_replaced_by_that_of_the_same_step(run: Path) -> None:
+    stop(run, 8)
+    flip(run / "checkpoints" / "step-00000008" / "trainer" / "state.json")
+    stop(run, 8)
+    assert steps(run) == [4, 8]
+    assert checkpoint.is_intact(run / "checkpoints" / "step-00000008" / "trainer")
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "trainer/state.json"])
 def test_without_an_intact_checkpoint_nothing_starts_again(run: Path, name: str) -> None:
     stop(run, 5)
