@@ -10,6 +10,7 @@ import lzma
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -229,6 +230,8 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         corpus = write(tmp_path, start, b"a\nb\n")
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.src'}: {words}")):
             scan(corpus, Reading())
+        with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.src'}: {words}")):
+            list(read_file(tmp_path / "a.src"))
         (tmp_path / "a.tsv").write_bytes(start)
         table = FileCorpus(file=str(tmp_path / "a.tsv"), src=0, tgt=1)
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.tsv'}: {words}")):
@@ -487,6 +490,7 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.jsonl", '{"a": "b", "c": null}', "a", "c", "a.jsonl:1: c is null, not text"),
         ("a.jsonl", '{"a": "b", "c": 7}', "a", "c", "a.jsonl:1: c is of the type int, not text"),
         ("a.jsonl", '{"a": "b", "c": "\\ud800"}', "a", "c", "a.jsonl:1: holds half of a"),
+        ("a.jsonl", '{"a": "\\ud800", "c": "b"}', "a", "c", "a.jsonl:1: holds half of a"),
         ("a.parquet", b"PAR1 and no more", "a", "b", "a.parquet: cannot read: "),
         ("a.parquet", b"", "a", "b", "a.parquet: cannot read: "),
     ],
@@ -711,3 +715,23 @@ def test_samples_are_spaced_and_of_middle_length() -> None:
     assert medium_line_indices(lines, 6) == [2, 3, 5]
     assert medium_line_indices([" ", ""], 6) == []
     assert medium_line_indices(["one"], 6) == [0]
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("https://example.org/a.parquet", "its card names https://example.org/a.parquet, which"),
+        ("/etc/passwd", "its card names /etc/passwd, which is not part of the dataset"),
+        ("hf://datasets/x/set/a.py", "its files must be "),
+    ],
+)
+def test_a_dataset_of_the_hub_may_name_only_its_own_files(
+    monkeypatch: pytest.MonkeyPatch, file: str, reason: str
+) -> None:
+    config = SimpleNamespace(data_files={"train": ["hf://datasets/x/set/a.parquet", file]})
+    builder = SimpleNamespace(config=config)
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *_: builder)
+    monkeypatch.setattr("datasets.load_dataset", None)
+    corpus = HubCorpus(dataset="x/set", split="train", src="de", tgt="en")
+    with pytest.raises(UserError, match=f"^dataset x/set: {reason}"):
+        list(read_pairs(corpus, Reading()))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import FileCorpus
 from mtrain.corpus.lines import Reading
 from mtrain.corpus.readers import read_pairs, scan
+from mtrain.corpus.tmx import SEVERAL
 from mtrain.runtime.errors import UserError
 
 HEAD = '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n<header/>\n'
@@ -243,3 +244,20 @@ def test_what_is_written_comes_back(
     text = memory(*(pair(escape(src), escape(tgt)) for src, tgt in pairs))
     path = write(tmp_path_factory.getbasetemp(), text)
     assert read(path, keep_blank=True)[0] == pairs
+
+
+def test_units_with_several_texts_in_a_language_are_counted(tmp_path: Path) -> None:
+    several = unit(tuv("en", "a"), tuv("en", "x"), tuv("de", "b"), tuv("fr", "c"), tuv("fr", "d"))
+    other = unit(tuv("en", "a"), tuv("de", "b"), tuv("fr", "c"), tuv("fr", "d"))
+    path = write(tmp_path, memory(several, other, pair("c", "d")))
+    assert read(path) == ([("a", "b"), ("a", "b"), ("c", "d")], Counter({SEVERAL: 1}))
+    assert scan(corpus(path), Reading()).pairs == 3
+
+
+def test_a_stop_ends_the_reading_of_units(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    path = write(tmp_path, memory(pair("a", "b")))
+    with pytest.raises(InterruptedError):
+        list(read_pairs(corpus(path), Reading(check=stop)))
