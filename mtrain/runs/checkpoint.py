@@ -160,7 +160,7 @@ def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     kept_names = {path.name for path in kept} | best
     for path in layout.named_checkpoints(directory):
         step = step_of(path) or 0
-        is_recent = (path not in scheduled and step > newest) if path in complete else step > oldest
+        is_recent = step > (newest if path in complete else oldest)
         if path.name not in kept_names and not is_recent:
             manifest.remove_directory(path)
     for path in [path for path in complete if path.exists()][:-2]:

@@ -365,7 +365,7 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
 
 
 def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
-    run, output = make_run(tmp_path / "run", 10, 20, 30), tmp_path / "mean"
+    run, output = make_run(tmp_path / "run", 10, 20, 30), tmp_path / "new" / "mean"
     paths = checkpoint.average_run(run, 2, output, EVERY_10)
     assert [path.name for path in paths] == ["step-00000020", "step-00000030"]
     read, expected = checkpoint.load(output), checkpoint.average(paths)
