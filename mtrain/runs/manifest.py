@@ -50,9 +50,7 @@ def remove_directory(path: Path) -> None:
     """Remove a directory, or a link but not its target. A crash half-way leaves no part of it under
     its name.
     """
-    if path.is_symlink():
-        path.unlink()
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     gone = path.with_name(f".{path.name}.removed")
     _clear(gone)

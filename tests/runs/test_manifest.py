@@ -103,6 +103,13 @@ def test_no_link_is_followed_where_a_directory_is_written(
     assert (elsewhere / ".mine.partial").is_dir()
 
 
+def test_a_link_to_nothing_makes_room(tmp_path: Path) -> None:
+    (tmp_path / "sealed").symlink_to(tmp_path / "absent")
+    write(tmp_path / "sealed", "new")
+    manifest.remove_directory(tmp_path / "sealed")
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- new directories --------------------------------------------------------------------------
 
 
