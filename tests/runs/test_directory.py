@@ -19,6 +19,7 @@ from conftest import TinyConfig, Train, edit, link, run_mtrain, status, write_co
 
 from mtrain.runs import checkpoint, layout, reader, sets
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.records import Provenance
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.lock import ReplacedError
@@ -461,3 +462,14 @@ def test_names_forge_no_line_of_a_log(train: Train, config: Path, capsys: Captur
     for text in (capsys.readouterr().err, (config.parent / "run" / "train.log").read_text()):
         assert r"a\n2026-01-01 00:00:00 ERROR forged\x1b]0;x\x07" in text
         assert "\x1b" not in text
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files, "read_whole", refuse)
+    with pytest.raises(UserError, match=r"run\.json: cannot be read: Permission denied$"):
+        RunDirectory(tmp_path).read(layout.RUN, Provenance)
