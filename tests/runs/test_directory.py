@@ -402,9 +402,11 @@ def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path) -> None
     ],
 )
 def test_an_error_of_writing_the_run_says_what_to_do(code: int, advice: str) -> None:
-    failure = RunDirectory(Path("run")).failure(OSError(code, os.strerror(code), "run/.lock"))
-    text = f"run/.lock: cannot use the run directory: {os.strerror(code)}; {advice}"
-    assert str(failure) == text
+    run = RunDirectory(Path("runs/new"))
+    for path in ("runs/new/.lock", "runs"):  # or a folder that cannot be made for it
+        failure = run.failure(OSError(code, os.strerror(code), path))
+        text = f"{path}: cannot use the run directory: {os.strerror(code)}; {advice}"
+        assert str(failure) == text
 
 
 @pytest.mark.parametrize("setting", ["seed=9", "train.metric=command", "train.device=cuda:7"])

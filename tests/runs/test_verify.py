@@ -101,6 +101,11 @@ def edited(name: str, **values: Any) -> Harm:
     return lambda run: edit(run / name, **values)
 
 
+def without_scores(run: Path) -> None:
+    content = json.loads((run / "best.json").read_text())
+    (run / "best.json").write_text(json.dumps({**content, "history": [], "average": None}))
+
+
 VALID, LINES = "../data/valid.tgt", "validation/average.txt"
 OTHER, OTHER_BLEU = {"checkpoint": "average", "step": 1}, b'{"step": 400, "valid/bleu": 0.5}\n'
 FAULTS: list[tuple[str, str, str, Harm]] = [
@@ -112,6 +117,7 @@ FAULTS: list[tuple[str, str, str, Harm]] = [
     ("best.json", "missing", "step-00000400", removed(LAST)),
     ("best.json", "missing", "the best checkpoint is unknown", removed("best.json")),
     ("best.json", "changed", "not the best", edited("best.json", best=OTHER)),
+    ("best.json", "changed", "which is none", without_scores),
     ("best.json", "changed", "chrf, but bleu", edited("best.json", metric="chrf")),
     ("run.json", "missing", "", removed("run.json")),
     ("status.json", "missing", "", removed("status.json")),
