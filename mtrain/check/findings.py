@@ -6,10 +6,12 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+from rich.cells import cell_len
+
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.lines import RowError
 from mtrain.corpus.readers import corpus_name
-from mtrain.runtime.console import cut_to_width, width_of
+from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
@@ -252,7 +254,7 @@ class Findings:
 
 
 def _with_count(head: str, count: str, width: int) -> str:
-    return f"{head} {count.rjust(width - width_of(head) - 1)}"
+    return f"{head} {count.rjust(width - cell_len(head) - 1)}"
 
 
 def _example_lines(example: Example, width: int) -> list[str]:
@@ -261,5 +263,5 @@ def _example_lines(example: Example, width: int) -> list[str]:
     if not example.shown:
         return wrap(printable(example.text), width, initial_indent=start, subsequent_indent=start)
     return [
-        f"{start}  {cut_to_width(printable(example.text), width - width_of(start) - 2)}".rstrip()
+        f"{start}  {cut_to_width(printable(example.text), width - cell_len(start) - 2)}".rstrip()
     ]

@@ -4,12 +4,13 @@ import os
 import re
 import signal
 import sys
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from types import FrameType
 from typing import IO, Any, TextIO, cast
+
+from rich.cells import cell_len, set_cell_size
 
 from mtrain.runtime.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, UserError
 from mtrain.runtime.stop import EXIT_CODES
@@ -27,33 +28,11 @@ def paint(text: str, colour: str, stream: TextIO | None) -> str:
     return f"\x1b[1;{colour}m{text}\x1b[0m"
 
 
-def width_of(text: str) -> int:
-    """Return the number of terminal columns of a text."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if _has_no_width(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
-        for char in text
-    )
-
-
-def _has_no_width(char: str) -> bool:
-    """Whether a character is drawn with the one before it: a mark, a joiner, or a vowel or a final
-    consonant of a Korean syllable in separate letters (NFD).
-    """
-    return unicodedata.category(char) in ("Mn", "Me", "Cf") or "\u1160" <= char <= "\u11ff"
-
-
 def cut_to_width(text: str, width: int) -> str:
     """Cut a text to a number of terminal columns."""
-    columns = cut = 0  # `cut`: number of characters that leave room for "..."
-    for length, char in enumerate(text, 1):
-        columns += width_of(char)
-        if columns <= width - 3:
-            cut = length
-        if columns > width:
-            return text[:cut] + "..."
-    return text
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, max(0, width - 3)).rstrip() + "..."
 
 
 def exit_on_interrupt() -> None:

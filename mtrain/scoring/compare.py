@@ -10,7 +10,8 @@ from heapq import nlargest
 from pathlib import Path
 from typing import Any
 
-from mtrain.runtime.console import width_of
+from rich.cells import cell_len, set_cell_size
+
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.log import logger
 from mtrain.scoring.metrics import (
@@ -51,9 +52,9 @@ class Contrast:
         texts = [("source", self.source)] if self.source is not None else []
         texts += [("reference", text) for text in self.references]
         texts += [(baseline, self.baseline), (system, self.text)]
-        width = max(width_of(printable(label)) for label, _ in texts)
+        width = max(cell_len(printable(label)) for label, _ in texts)
         for label, text in texts:
-            yield f"  {_padded(printable(label), width)}  {text}".rstrip()
+            yield f"  {set_cell_size(printable(label), width)}  {text}".rstrip()
 
 
 # The "better" and the "worse" lines of a system, largest difference first.
@@ -89,13 +90,13 @@ class Comparison:
         differences from the baseline, and p-values.
         """
         names = list(map(printable, self.systems))
-        width = max(8, *map(width_of, names))
+        width = max(8, *map(cell_len, names))
         head = ("score", "mean ± 95 % CI", "difference", "p-value")
         for metric, (_, scores) in self.tests.items():
             rows = [head, *(score.cells(metric) for score in scores)]
             for name, row in zip([METRICS[metric], *names], rows, strict=True):
                 cells = map("{:>{}}".format, row, (6, 15, 13, 9))
-                yield "  ".join([_padded(name, width), *cells]).rstrip()
+                yield "  ".join([set_cell_size(name, width), *cells]).rstrip()
             yield ""
         test = f"paired bootstrap resampling of {MIN_TESTED} or more lines"
         yield f"* p <= {SIGNIFICANT}: significant, by {test}."
@@ -112,10 +113,6 @@ class Comparison:
                 for line in lines:
                     yield ""
                     yield from line.rows(baseline, name)
-
-
-def _padded(text: str, width: int) -> str:
-    return text + " " * (width - width_of(text))
 
 
 def choose_metrics(names: str) -> list[str]:

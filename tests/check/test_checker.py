@@ -22,6 +22,7 @@ import yaml
 from conftest import made_up_pairs, run_mtrain
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from mtrain.check import chunks, diagnosis, faults
 from mtrain.check.checker import Checker
@@ -38,7 +39,7 @@ from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
 from mtrain.data.filters import Selection
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runtime.console import cut_to_width, width_of
+from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
 
@@ -956,7 +957,7 @@ def test_tables_of_languages_hold_together() -> None:
     ],
 )
 def test_width_of_letters_with_marks(syllable: str, width: int) -> None:
-    assert width_of(syllable) == width
+    assert cell_len(syllable) == width
     assert cut_to_width(syllable * 12, 6 * width + 3) == syllable * 6 + "..."
 
 
@@ -1035,9 +1036,9 @@ def test_accents_apart_from_their_letters_are_found() -> None:
 
 def test_wide_characters_take_two_columns() -> None:
     findings = Findings("data.valid", TextCorpus(src="訓練.en", tgt="訓練.de"), Path(), 1)
-    assert width_of(next(findings.lines(80))) == 80
+    assert cell_len(next(findings.lines(80))) == 80
     findings.add("blank", 1, [findings.example(1, "字" * 80)])
-    assert width_of(list(findings.lines(80))[-1]) == 79
+    assert cell_len(list(findings.lines(80))[-1]) == 79
 
 
 def test_messages_are_wrapped_to_the_width() -> None:

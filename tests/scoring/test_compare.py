@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from conftest import run_mtrain
+from rich.cells import cell_len
 
-from mtrain.runtime.console import width_of
 from mtrain.runtime.errors import RefusedError
 from mtrain.scoring import compare
 from mtrain.scoring.compare import Comparison, choose_metrics, read_systems
@@ -148,8 +148,8 @@ def test_columns_stand_below_each_other_after_names_of_wide_characters() -> None
     systems = [("日本語の訳文", ["a b c d"] * 12), ("b", ["a b c"] * 12)]
     options = {"metrics": ["chrf"], "tokenize": "13a", "lowercase": False, "max_lines": 1}
     lines = str(compare.compare(systems, [["a b c d"] * 12], [], **options)).splitlines()
-    assert len({width_of(line.partition(" ± ")[0]) for line in lines[1:3]}) == 1
-    assert len({width_of(line.partition("a b")[0]) for line in lines[-3:]}) == 1
+    assert len({cell_len(line.partition(" ± ")[0]) for line in lines[1:3]}) == 1
+    assert len({cell_len(line.partition("a b")[0]) for line in lines[-3:]}) == 1
 
 
 def test_equal_systems_and_few_lines_are_never_significant() -> None:
