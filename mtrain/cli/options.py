@@ -15,7 +15,11 @@ from mtrain.runtime.files import expand_path
 
 
 def as_path_text(text: str) -> str:
-    """Expand `~` and `$NAME` in a path from the command line, as text."""
+    """Expand `~` and `$NAME` in a path from the command line, as text; refuse an empty one, which
+    would mean the working directory or stdin.
+    """
+    if not text:
+        raise typer.BadParameter("an empty path; is a variable of the shell not set?")
     try:
         return expand_path(text)
     except ValueError as error:

@@ -172,9 +172,10 @@ def attention(
         raise RefusedError("-m/--model: given twice; a page shows one model")
     if bool(texts) == (input_ is not None):
         raise RefusedError("mtrain attention: give either sentences or -i/--input FILE")
-    if target and len(texts) > 1:
+    if target is not None and len(texts) > 1:
         raise RefusedError("-t/--target: is for one sentence; for several, use files (-i, -t)")
-    target = target and (as_text(target) if input_ is None else options.as_path_text(target))
+    if target is not None:
+        target = as_text(target) if input_ is None else options.as_path_text(target)
     refuse_overwriting(output, input_, target if input_ else None)
     output = check_page(output, "attention.html")
     opening.require_models(*models)
@@ -186,11 +187,10 @@ def attention(
         pairs: maps.Pairs = [(text, target) for text in texts]
     else:
         with reading(input_) as source:
-            pairs = maps.read_pairs(source, Path(target) if target else None)
+            pairs = maps.read_pairs(source, None if target is None else Path(target))
     model_ = loading.load_with_tag(models[0], device=device, precision=precision, **decode)
     restore_interrupt()
-    page = maps.draw_page(maps.compute_maps(model_, pairs, chosen), models[0])
-    write_page(output, page)
+    write_page(output, maps.draw_page(maps.compute_maps(model_, pairs, chosen), models[0]))
 
 
 def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> None:

@@ -547,6 +547,14 @@ def test_every_path_of_the_command_line_is_expanded(
     assert "${NOWHERE} is not set" in result.err
 
 
+@pytest.mark.parametrize("line", list(paths()))
+def test_an_empty_path_is_refused(command: Command, line: str) -> None:
+    """As from a shell variable that is not set: it must not mean stdin or the current directory."""
+    result = command(*(word.format("") for word in line.split()))
+    assert (result.code, result.out) == (2, "")
+    assert "an empty path" in result.err
+
+
 def test_debug_shows_the_traceback(command: Command) -> None:
     result = command("--debug", "train", "-c", "absent.yaml")
     assert result.code == 2
