@@ -133,10 +133,11 @@ def collect_report(run_dir: Path, texts: list[str]) -> Report:
     """Collect the content of a run directory."""
     if not os.path.lexists(run_dir):
         raise UserError(f"{run_dir}: no such directory; give a run directory")
-    if not os.path.lexists(run_dir / layout.CONFIG):
-        raise UserError(
-            f"{run_dir}: not a run directory: it holds no config.yaml; give a run directory"
-        )
+    try:  # a directory that cannot be read may hold it
+        (run_dir / layout.CONFIG).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        text = f"{run_dir}: not a run directory: it holds no config.yaml; give a run directory"
+        raise UserError(text) from None
     if (run_dir / manifest.NAME).exists():
         raise UserError(f"{run_dir}: not a run directory but a checkpoint; give the run directory")
     run = reader.read_run(run_dir)

@@ -466,6 +466,15 @@ def test_a_checkpoint_and_a_linked_config_are_no_run(copy: Path) -> None:
         report.collect_report(copy, [])
 
 
+def test_a_directory_that_cannot_be_read_is_not_called_empty(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"  # fails as another user's private directory does, also for root
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="Too many levels"):
+        report.gather(loop, [])
+    with pytest.raises(UserError, match=r"holds no config\.yaml"):
+        report.gather(tmp_path, [])
+
+
 def test_messages_are_told_once_and_in_short(copy: Path) -> None:
     stamp = "2026-01-01 00:00:00 WARNING"
     hostile = " INFO test" * 200_000  # would take quadratic time to search
