@@ -23,6 +23,7 @@ from mtrain.cli.options import SettingsCommand, add_parameters, flag, value
 from mtrain.runtime import log
 from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
+    EXIT_BROKEN_PIPE,
     EXIT_FAILED,
     StoppedError,
     UserError,
@@ -110,6 +111,10 @@ def main() -> None:
     log.set_up_console(level=logging.INFO)
     try:
         app(prog_name="mtrain")  # completion scripts need it, also for `python -m mtrain`
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError) and error.code == EXIT_FAILED:
+            sys.exit(EXIT_BROKEN_PIPE)  # Typer's code is 1 if the reader of a help text is gone
+        raise
     except UnicodeEncodeError as error:  # only file names have an encoding other than UTF-8
         if error.encoding == "utf-8":
             raise

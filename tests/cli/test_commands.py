@@ -770,6 +770,15 @@ def test_a_reader_that_goes_away_ends_translate_quietly(
         assert process.wait(60) == 141
 
 
+def test_a_reader_that_goes_away_ends_help_as_it_ends_results() -> None:
+    with start("config", "keys", "--help") as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
 def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) -> None:
     with start("translate", "-m", run_dir, "--line-buffered") as process:
         assert process.stdin
