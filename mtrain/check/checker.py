@@ -34,11 +34,10 @@ from mtrain.data.duplicates import Duplicates
 from mtrain.data.mix_ups import (
     SAMPLE,
     is_informative,
-    style_differences,
-    texts_by_language,
     thin_rows,
 )
 from mtrain.data.prepare import scan_corpus
+from mtrain.data.styles import odd_parts, style_differences, texts_by_language
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar
@@ -110,12 +109,22 @@ class Checker:
                 (profile if is_whole else Profile(parts)).report_corpora(
                     self.config.data, languages
                 )
+            self._find_odd_parts()
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
             for parts in by_languages.values():
                 report_mixture(parts, self.stop.check)  # once the other findings are known
         for scored_set in scored:
             scored_set.report(self.config.data)
+
+    def _find_odd_parts(self) -> None:
+        """Report parts of the training text that are prepared in another way than the rest."""
+        sample = [
+            (part.findings, part.findings.languages, part.numbers, part.texts)
+            for part in self.sample
+        ]
+        for findings, side, first, last, message in odd_parts(sample):
+            findings.add_message("style", f"{findings.name_row(first, side)} to {last}: {message}")
 
     def _check_sets(self, profile: Profile, bar: Any) -> list[ScoredSet]:
         """Check validation and test sets, also for overlap with each other."""

@@ -8,15 +8,15 @@ by `mtrain check`.
 4. quotes      texts of a side are in double quotes, as in a table
 5. numbers     nearly all texts of one side begin with a number
 6. subwords    many texts of a side are split into the pieces of another program
-7. spaces      texts of one side have spaces before commas or periods
-8. style       only the training text, or only a scored set, is tokenized or lower-cased
+7. spaces      texts of one side, or some of the pairs, have spaces before commas or periods
+8. style       only a part of the text is tokenized or lower-cased (`styles`)
 9. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
@@ -27,6 +27,15 @@ from mtrain.corpus.markup import SUBWORDS, is_quoted_cell
 from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
+from mtrain.data.styles import (
+    MARK,
+    SPACE_BEFORE_MARK,
+    Languages,
+    Sides,
+    odd_parts,
+    style_differences,
+    texts_by_language,
+)
 from mtrain.runtime.log import progress_bar
 
 # Approximate number of pairs in the sample of all training text, and limit of its characters.
@@ -39,18 +48,11 @@ MIN_CELLS = 5  # texts in double quotes that contain doubled quotes
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 _NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
 MAX_SHOWN_LENGTH = 60  # characters
-_SPACE_BEFORE_MARK = re.compile(r"\w [,.](?!\S)")
-# Properties that most texts of a language have, or nearly none.
-STYLES: dict[str, Callable[[str], object]] = {
-    "spaces before commas or periods": _SPACE_BEFORE_MARK.search,
-    "capital letters": lambda text: text != text.lower(),
-}
-COMMON, RARE = 0.5, 0.05  # fractions of the texts
-MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language that are compared, about
+# Fraction of the texts of one side that may have spaces before commas, and smallest fraction of
+# the pairs with such spaces, and without, if the text is a mixture.
+MAX_TOKENIZED, MIN_MIXED = 0.05, 0.1
 
 Owner = TypeVar("Owner")  # identifies the corpus of a row
-Languages = tuple[str, str]  # of source and target
-Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
 
 
 class MixUp(NamedTuple):
@@ -87,14 +89,17 @@ def find_mix_ups(
 
     with progress_bar(pairs, "pair", "checking the text") as bar:
         rows = thin_rows(sample())
-    sampled: list[tuple[Languages, Sides]] = []
+    sampled: list[tuple[str, Languages, list[int], Sides]] = []
     for key, corpus in corpora.items():
-        srcs = [src for owner, (_, src, _) in rows if owner == key]
-        tgts = [tgt for owner, (_, _, tgt) in rows if owner == key]
-        sampled.append((data.languages(corpus), (srcs, tgts)))
+        own = [row for owner, row in rows if owner == key]
+        srcs, tgts = [src for _, src, _ in own], [tgt for _, _, tgt in own]
+        numbers = [number for number, _, _ in own]
+        sampled.append((key, data.languages(corpus), numbers, (srcs, tgts)))
         for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts):
             yield f"{key}: {message}", is_allowed
-    training = texts_by_language(sampled)
+    for part in odd_parts(sampled):
+        yield f"{part.owner}: rows {part.first} to {part.last}: {part.message}", True
+    training = texts_by_language((languages, sides) for _, languages, _, sides in sampled)
     in_training = set(_plain_pairs(found))
     for key, text in sets.items():
         languages, sides = data.languages(text.corpus), (text.sources, text.references)
@@ -163,40 +168,6 @@ def mix_ups_of(
     for kind, find in finders.items():
         for text in find(sources, targets):
             yield MixUp(kind, text, True)
-
-
-def texts_by_language(parts: Iterable[tuple[Languages, Sides]]) -> dict[str, list[str]]:
-    """Return the texts of both sides of all parts by language."""
-    result = defaultdict[str, list[str]](list)
-    for languages, sides in parts:
-        for language, texts in zip(languages, sides, strict=True):
-            result[language] += texts
-    return result
-
-
-def style_differences(
-    training: Mapping[str, Sequence[str]], languages: Languages, sides: Sides
-) -> Iterator[str]:
-    """Yield a message for each side of a scored set that is tokenized or lower-cased, if the
-    training texts of its language are not, or the other way round.
-    """
-    for language, texts, name in zip(languages, sides, ("sources", "targets"), strict=True):
-        known = training.get(language, ())
-        if min(len(known), len(texts)) < MIN_STYLED:
-            continue
-        for style, has_style in STYLES.items():
-            here, there = _fraction(texts, has_style), _fraction(known, has_style)
-            if min(here, there) <= RARE and max(here, there) >= COMMON:
-                yield (
-                    f"{here:.0%} of the {name} have {style}, but {there:.0%} of the training texts "
-                    f"in {language}; prepare both alike, best as plain text"
-                )
-
-
-def _fraction(texts: Sequence[str], has_style: Callable[[str], object]) -> float:
-    """Return the fraction of texts that have a style, from evenly spaced ones."""
-    sample = texts[:: max(1, len(texts) // MAX_STYLED)]
-    return sum(map(bool, map(has_style, sample))) / len(sample)
 
 
 def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
@@ -277,20 +248,31 @@ def _split_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str
 
 
 def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Yield a message if texts of one side have spaces before commas or periods, as a tokenizer
-    leaves them.
+    """Yield a message if texts of one side, or some of the pairs, have spaces before commas or
+    periods, as a tokenizer leaves them.
     """
     has_spaces = [
-        [_SPACE_BEFORE_MARK.search(text) is not None for text in texts]
+        [SPACE_BEFORE_MARK.search(text) is not None for text in texts]
         for texts in (sources, targets)
     ]
     for own, other, name in zip(has_spaces, has_spaces[::-1], ("source", "target"), strict=True):
         count = sum(here and not there for here, there in zip(own, other, strict=True))
-        if count >= max(MIN_TEXTS, RARE * len(own)):
+        if count >= max(MIN_TEXTS, MAX_TOKENIZED * len(own)):
             yield (
                 f"{count / len(own):.0%} of the {name}s have spaces before commas or periods, but "
                 "the texts of the other side do not; use text that is not tokenized"
             )
+    with_marks = [
+        is_spaced
+        for src, tgt, *is_spaced in zip(sources, targets, *has_spaces, strict=True)
+        if MARK.search(src) and MARK.search(tgt)
+    ]
+    both, neither = with_marks.count([True, True]), with_marks.count([False, False])
+    if min(both, neither) >= max(MIN_TEXTS, MIN_MIXED * len(with_marks)):
+        yield (
+            f"{both / len(with_marks):.0%} of the pairs have spaces before commas or periods, the "
+            "others do not; prepare them alike, best as plain text"
+        )
 
 
 def overlap_message(same: int, pairs: int, *, is_allowed: bool) -> str:

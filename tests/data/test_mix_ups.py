@@ -394,60 +394,21 @@ def test_a_side_that_is_tokenized_in_part_is_warned_of(
     expected = f"data.train.0: {count / 300:.0%} of the {sides}s have spaces before commas"
     assert (expected in caplog.text) == is_found
     assert is_found or "the other side do not" not in caplog.text
+    assert "of the pairs have spaces" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("in_train", "in_valid", "expected"),
-    [
-        ((str, str), (str, str), []),
-        ((str.lower, tokenized), (str.lower, tokenized), []),
-        (
-            (str.lower, str),
-            (str, tokenized),
-            [
-                "100% of the sources have capital letters, but 0% of the training texts in en; ",
-                "targets have spaces before commas or periods, but 0% of the training texts in de",
-            ],
-        ),
-        (
-            (tokenized, str),
-            (str, str),
-            ["0% of the sources have spaces before commas or periods, "],
-        ),
-    ],
-)
-def test_a_scored_set_prepared_in_another_way_is_warned_of(
-    tiny_config: TinyConfig,
-    write: Any,
-    in_train: tuple[Callable[[str], str], Callable[[str], str]],
-    in_valid: tuple[Callable[[str], str], Callable[[str], str]],
-    expected: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: Any,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(("step", "is_found"), [(2, True), (9, True), (11, False)])
+def test_tokenized_pairs_among_others_are_warned_of(
+    tiny_config: TinyConfig, write: Any, caplog: Any, step: int, is_found: bool
 ) -> None:
-    """Also if training reads the text the other way round."""
-    train, valid = (
-        [(by_side[0](src), by_side[1](tgt)) for src, tgt in pairs]
-        for by_side, pairs in ((in_train, PAIRS[:200]), (in_valid, PAIRS[200:]))
-    )
-    settings = {"data.src_lang": "en", "data.tgt_lang": "de", "data.valid": write("v", valid)}
-    path = tiny_config(**settings, **{"data.train": [{**write("t", train), "swap": True}]})
-    assert refusal(load_config(path)) == ""
-    warned = [text for text in caplog.messages if "prepare both alike" in text]
-    assert run_here(monkeypatch, "check", path, "--no-forecast", "--json") == 0
-    report = json.loads(capfd.readouterr().out)
-    found = [
-        example["text"]
-        for corpus in report["corpora"]
-        for finding in corpus["findings"]
-        if finding["kind"] == "style"
-        for example in finding["examples"]
+    pairs = [
+        pair if row % step else (tokenized(pair[0]), tokenized(pair[1]))
+        for row, pair in enumerate((f"yes, {src}", f"ja, {tgt}") for src, tgt in PAIRS)
     ]
-    assert warned == [f"data.valid: {text}" for text in found]
-    assert len(found) == len(expected)
-    for text, part in zip(found, expected, strict=True):
-        assert part in text
+    path = tiny_config(**{"data.train": [write("t", pairs)]})
+    assert refusal(load_config(path)) == ""
+    expected = f"data.train.0: {1 / step:.0%} of the pairs have spaces before commas"
+    assert (expected in caplog.text) == is_found
 
 
 def test_a_row_that_is_too_long_is_no_reason_to_refuse_a_table(

@@ -1,0 +1,162 @@
+"""Find text that was prepared in another way than the other training text: tokenized or
+lower-cased text among plain text, or the other way round.
+
+A scored set is compared with all training text of its language. In the training text itself, a
+part is found: consecutive texts, perhaps of several corpora, that differ from all others.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, product
+from operator import itemgetter
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+COMMON, RARE = 0.5, 0.05  # fractions of texts
+MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as many are looked at
+MIN_PART = 200  # texts of a part; messages of one program may have fewer capital letters
+MIN_WORDS = 4  # of a text that should have a capital letter
+# What a text adds to the score of a part if it has the style of the part, or not: the logarithm of
+# how much likelier that is at the fraction 1 - RARE than at COMMON.
+FITS, DIFFERS = math.log((1 - RARE) / COMMON), math.log(RARE / COMMON)
+SPACE_BEFORE_MARK = re.compile(r"\w [,.](?!\S)")
+MARK = re.compile(r"\w ?[,.](?!\S)")
+_SENTENCE_END = regex.compile(r"[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z")
+_MAX_END = 20  # characters after which no end of a sentence is looked for
+
+Languages = tuple[str, str]  # of source and target
+Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
+Owner = TypeVar("Owner")  # a corpus
+Flags = NDArray[np.bool_]
+
+
+class Style(NamedTuple):
+    """What most texts of a language have, or nearly none. In parts, only those texts are compared
+    that are `telling`: they would have it if their part does.
+    """
+
+    has: Callable[[str], object]
+    is_telling: Callable[[str], object]
+
+
+class OddPart(NamedTuple, Generic[Owner]):
+    """Rows `first` to `last` of a corpus, whose texts on a side are prepared in another way."""
+
+    owner: Owner
+    side: int
+    first: int
+    last: int
+    message: str
+
+
+def _has_capitals(text: str) -> bool:
+    return text != text.lower()
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether a text ends as a sentence, in a script that has capital letters."""
+    return text.count(" ") >= MIN_WORDS - 1 and bool(_SENTENCE_END.search(text[-_MAX_END:]))
+
+
+STYLES = {
+    "spaces before commas or periods": Style(SPACE_BEFORE_MARK.search, MARK.search),
+    "capital letters": Style(_has_capitals, _is_sentence),
+}
+
+
+def texts_by_language(parts: Iterable[tuple[Languages, Sides]]) -> dict[str, list[str]]:
+    """Return the texts of both sides of all parts by language."""
+    result = defaultdict[str, list[str]](list)
+    for languages, sides in parts:
+        for language, texts in zip(languages, sides, strict=True):
+            result[language] += texts
+    return result
+
+
+def style_differences(
+    training: Mapping[str, Sequence[str]], languages: Languages, sides: Sides
+) -> Iterator[str]:
+    """Yield a message for each side of a scored set that is tokenized or lower-cased, if the
+    training texts of its language are not, or the other way round.
+    """
+    for language, texts, name in zip(languages, sides, ("sources", "targets"), strict=True):
+        known = training.get(language, ())
+        if min(len(known), len(texts)) < MIN_STYLED:
+            continue
+        for name_of_style, style in STYLES.items():
+            here, there = _fraction(texts, style), _fraction(known, style)
+            if min(here, there) <= RARE and max(here, there) >= COMMON:
+                yield (
+                    f"{here:.0%} of the {name} have {name_of_style}, but {there:.0%} of the "
+                    f"training texts in {language}; prepare both alike, best as plain text"
+                )
+
+
+def _fraction(texts: Sequence[str], style: Style) -> float:
+    """Return the fraction of texts that have a style, from evenly spaced ones."""
+    looked_at = texts[:: max(1, len(texts) // MAX_STYLED)]
+    return sum(map(bool, map(style.has, looked_at))) / len(looked_at)
+
+
+def odd_parts(
+    corpora: Iterable[tuple[Owner, Languages, Sequence[int], Sides]],
+) -> Iterator[OddPart[Owner]]:
+    """Yield the parts of the training text that are prepared in another way than the other training
+    texts of their language, which are at least as many. Each corpus has the numbers of its rows.
+    """
+    by_language = defaultdict[str, list[tuple[tuple[Owner, int], int, str]]](list)
+    for owner, languages, numbers, sides in corpora:
+        for side, language in enumerate(languages):
+            rows = zip(numbers, sides[side], strict=True)
+            by_language[language] += [((owner, side), number, text) for number, text in rows]
+    for (language, texts), (name, style) in product(by_language.items(), STYLES.items()):
+        telling = [row for row in texts if style.is_telling(row[2])]
+        has_style = np.array([bool(style.has(text)) for _, _, text in telling], bool)
+        for part, rest in _parts_of(has_style):
+            here = has_style[part].mean()
+            for (owner, side), group in groupby(telling[part], itemgetter(0)):
+                numbers = [number for _, number, _ in group]
+                message = (
+                    f"{here:.0%} of the {('sources', 'targets')[side]} have {name}, but {rest:.0%} "
+                    f"of the other training texts in {language}; prepare them alike, best as plain "
+                    "text"
+                )
+                yield OddPart(owner, side, numbers[0], numbers[-1], message)
+
+
+def _parts_of(has_style: Flags) -> list[tuple[slice, float]]:
+    """Return the parts of consecutive texts, at most half of all, of which nearly none has a style
+    that is common elsewhere, or nearly all have one that is rare; and its fraction elsewhere.
+    """
+    for is_usual in (True, False):
+        parts = _consistent_parts(has_style != is_usual)
+        is_rest = np.ones(len(has_style), bool)
+        for part in parts:
+            is_rest[part] = False
+        if parts and 2 * is_rest.sum() >= len(has_style):
+            fraction = float(has_style[is_rest].mean())
+            if fraction >= COMMON if is_usual else fraction <= RARE:
+                return [(part, fraction) for part in parts]
+    return []
+
+
+def _consistent_parts(fits: Flags) -> list[slice]:
+    """Return the parts of at least `MIN_PART` consecutive texts of which nearly all fit, the
+    clearest first.
+    """
+    parts = list[slice]()
+    scores: NDArray[np.float64] = np.where(fits, FITS, DIFFERS)
+    while True:
+        sums = np.append(0, scores.cumsum())
+        end = int((sums - np.minimum.accumulate(sums)).argmax())
+        start = int(sums[: end + 1].argmin())
+        if end - start < MIN_PART:
+            return parts
+        if fits[start:end].mean() >= 1 - RARE:
+            parts.append(slice(start, end))
+        scores[start:end] = DIFFERS

@@ -1,0 +1,182 @@
+"""Text that is prepared in another way than the other text, at a start and in `mtrain check`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import TinyConfig, run_here, write_corpus
+
+from mtrain.check import checker
+from mtrain.config.loading import load_config
+from mtrain.corpus import phrasebook
+from mtrain.data import mix_ups
+from mtrain.data.prepare import Preparation, refuse_worthless_text
+from mtrain.data.styles import odd_parts
+from mtrain.runtime.stop import Stop
+
+PAIRS = list(phrasebook.pairs("train", 300))
+SENTENCES = [f"Here is sentence {row}, a plain one." for row in range(2000)]
+
+
+def tokenized(text: str) -> str:
+    return re.sub(r"(?=[.,])", " ", text)
+
+
+@pytest.mark.parametrize(
+    ("in_train", "in_valid", "expected"),
+    [
+        ((str, str), (str, str), []),
+        ((str.lower, tokenized), (str.lower, tokenized), []),
+        (
+            (str.lower, str),
+            (str, tokenized),
+            [
+                "100% of the sources have capital letters, but 0% of the training texts in en; ",
+                "targets have spaces before commas or periods, but 0% of the training texts in de",
+            ],
+        ),
+        (
+            (tokenized, str),
+            (str, str),
+            ["0% of the sources have spaces before commas or periods, "],
+        ),
+    ],
+)
+def test_a_scored_set_prepared_in_another_way_is_warned_of(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    in_train: tuple[Callable[[str], str], Callable[[str], str]],
+    in_valid: tuple[Callable[[str], str], Callable[[str], str]],
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also if training reads the text the other way round."""
+    train, valid = (
+        [(by_side[0](src), by_side[1](tgt)) for src, tgt in pairs]
+        for by_side, pairs in ((in_train, PAIRS[:200]), (in_valid, PAIRS[200:]))
+    )
+    settings = {
+        "data.src_lang": "en",
+        "data.tgt_lang": "de",
+        "data.valid": write_corpus(tmp_path / "v", valid),
+    }
+    path = tiny_config(
+        **settings, **{"data.train": [{**write_corpus(tmp_path / "t", train), "swap": True}]}
+    )
+    refuse_worthless_text(Preparation(load_config(path), Stop()))
+    warned = [text for text in caplog.messages if "prepare both alike" in text]
+    assert run_here(monkeypatch, "check", path, "--no-forecast", "--json") == 0
+    report = json.loads(capfd.readouterr().out)
+    found = [
+        example["text"]
+        for corpus in report["corpora"]
+        for finding in corpus["findings"]
+        if finding["kind"] == "style"
+        for example in finding["examples"]
+    ]
+    assert warned == [f"data.valid: {text}" for text in found]
+    assert len(found) == len(expected)
+    for text, part in zip(found, expected, strict=True):
+        assert part in text
+
+
+Part = tuple[str, int, int, str]  # corpus, first and last row, beginning of the message
+
+
+def found(*corpora: list[str]) -> list[Part]:
+    """The odd parts of corpora that are copies of their English sides."""
+    rows = [
+        (f"c{index}", ("en", "xx"), range(1, len(texts) + 1), (texts, ["?"] * len(texts)))
+        for index, texts in enumerate(corpora)
+    ]
+    parts = list(odd_parts(rows))
+    assert all(part.side == 0 for part in parts)
+    return [(part.owner, part.first, part.last, part.message[:30]) for part in parts]
+
+
+LOWERED, SPACED = "0% of the sources have capital", "100% of the sources have spaces"[:30]
+
+
+@pytest.mark.parametrize(("change", "expected"), [(str.lower, LOWERED), (tokenized, SPACED)])
+@pytest.mark.parametrize(("start", "stop"), [(0, 200), (901, 1200), (1500, 2000)])
+def test_an_odd_part_is_found_to_the_row(
+    change: Callable[[str], str], expected: str, start: int, stop: int
+) -> None:
+    texts = [*SENTENCES[:start], *map(change, SENTENCES[start:stop]), *SENTENCES[stop:]]
+    assert found(texts) == [("c0", start + 1, stop, expected)]
+
+
+def test_a_part_may_be_a_corpus_or_span_several() -> None:
+    low = [text.lower() for text in SENTENCES[:300]]
+    assert found(SENTENCES, low, SENTENCES) == [("c1", 1, 300, LOWERED)]
+    parts = found(SENTENCES, SENTENCES + low, low + SENTENCES)
+    assert parts == [("c1", 2001, 2300, LOWERED), ("c2", 1, 300, LOWERED)]
+
+
+def test_several_parts_and_a_plain_part_of_tokenized_text_are_found() -> None:
+    low = [text.lower() for text in SENTENCES]
+    texts = SENTENCES[:500] + low[500:800] + SENTENCES[800:1400] + low[1400:1650] + SENTENCES[1650:]
+    assert sorted(found(texts)) == [("c0", 501, 800, LOWERED), ("c0", 1401, 1650, LOWERED)]
+    texts = [tokenized(text) for text in SENTENCES[:1500]] + SENTENCES[1500:]
+    assert [part[:3] for part in found(texts)] == [("c0", 1501, 2000)]
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        SENTENCES,
+        list(map(str.lower, SENTENCES)),
+        list(map(tokenized, SENTENCES)),
+        # too few to tell
+        SENTENCES[:1800] + [text.lower() for text in SENTENCES[:199]],
+        # sources of two kinds, equally often
+        [text.lower() if row % 2 else text for row, text in enumerate(SENTENCES)],
+        # labels and words, which need no capital letters
+        SENTENCES + [f"a label {row}" for row in range(500)],
+        SENTENCES + [f"word {row}." for row in range(500)],
+        # a script without capital letters
+        SENTENCES + [f"שורה מספר אחת היא כאן {row} סוף." for row in range(500)],
+        [],
+    ],
+)
+def test_sound_text_has_no_odd_parts(texts: list[str]) -> None:
+    assert found(texts) == []
+
+
+def test_an_odd_part_is_named_by_a_start_and_by_check(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also if training reads the text the other way round, and only a sample is looked at."""
+    monkeypatch.setattr(mix_ups, "SAMPLE", 600)
+    monkeypatch.setattr(checker, "SAMPLE", 600)
+    pairs = list(phrasebook.pairs("train", 1200))
+    pairs = [(src, tgt.lower() if row >= 700 else tgt) for row, (src, tgt) in enumerate(pairs)]
+    settings = {"data.train": [{**write_corpus(tmp_path / "t", pairs), "swap": True}]}
+    path = tiny_config(**{"data.src_lang": "en", "data.tgt_lang": "de"}, **settings)
+    refuse_worthless_text(Preparation(load_config(path), Stop()))
+    [warned] = [text for text in caplog.messages if "prepare them alike" in text]
+    text = "0% of the targets have capital letters, but 100% of the other training texts in de"
+    match = re.match(rf"data.train.0: rows (\d+) to (\d+): {text}", warned)
+    assert match
+    assert 700 <= int(match[1]) <= 710
+    assert 1190 <= int(match[2]) <= 1200
+    assert run_here(monkeypatch, "check", path, "--no-forecast", "--json") == 0
+    [finding] = [
+        finding
+        for corpus in json.loads(capfd.readouterr().out)["corpora"]
+        for finding in corpus["findings"]
+        if finding["kind"] == "style"
+    ]
+    [example] = finding["examples"]
+    assert re.match(rf"t.tgt:{match[1]} to {match[2]}: {text}", example["text"])
