@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "quoted": (WARNING, "texts in double quotes, as in a table"),
     "numbered": (WARNING, "nearly all texts begin with a number"),
     "marked": (WARNING, "dashes, bullets, times or numbers before texts of one side"),
+    "added": (WARNING, "text added to the texts of one side"),
     "tokenized": (WARNING, "spaces before commas or periods in a part of the text"),
     "swapped": (WARNING, "pairs with source and target swapped"),
     "other_language": (WARNING, "in the other side's language"),

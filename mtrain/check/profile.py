@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
+from heapq import nlargest
 from itertools import groupby, product
 from operator import attrgetter
 
@@ -16,11 +17,13 @@ from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.accents import lost_accents
+from mtrain.corpus.additions import additions
 from mtrain.corpus.language_identification import (
     ThirdLanguage,
     lacks_frequent_words,
     other_language,
 )
+from mtrain.corpus.lines import shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of, tag_of
 from mtrain.data.mix_ups import mix_ups_of
@@ -52,6 +55,7 @@ _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
 # Smallest number of texts of the greatest length, also as a multiple of the number of texts of each
 # of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
+MAX_ADDITIONS, MAX_SHOWN = 3, 40  # that are reported for a side; characters of each
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -272,6 +276,15 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
         else:
             if text := _unfinished(rows, side):
                 rows.findings.add_message("cut", text)
+        found = additions(rows.texts[side], rows.texts[1 - side])
+        for addition in nlargest(MAX_ADDITIONS, found, attrgetter("fraction")):
+            place = rows.findings.name_row(rows.numbers[addition.indices[0]], side)
+            rows.findings.add_message(
+                "added",
+                f"about {addition.fraction:.1%} of the {name} {addition.place} with "
+                f"{shorten_text(addition.text, MAX_SHOWN)}, such as {place}, to which nothing "
+                "corresponds on the other side; remove it",
+            )
 
 
 def _unfinished(rows: Chunk, side: int) -> str:

@@ -722,7 +722,7 @@ def test_samples_are_spaced_and_of_middle_length() -> None:
     [
         ("https://example.org/a.parquet", "its card names https://example.org/a.parquet, which"),
         ("/etc/passwd", "its card names /etc/passwd, which is not part of the dataset"),
-        ("hf://datasets/x/set/a.py", "its files must be "),
+        ("hf://datasets/x/set/a.py", "its files are not Parquet, JSON"),
     ],
 )
 def test_a_dataset_of_the_hub_may_name_only_its_own_files(

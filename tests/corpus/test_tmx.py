@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mtrain.config.corpora import FileCorpus
 from mtrain.corpus.lines import Reading
 from mtrain.corpus.readers import read_pairs, scan
-from mtrain.corpus.tmx import SEVERAL
+from mtrain.corpus.tmx import SEVERAL_TEXTS
 from mtrain.runtime.errors import UserError
 
 HEAD = '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n<header/>\n'
@@ -250,7 +250,7 @@ def test_units_with_several_texts_in_a_language_are_counted(tmp_path: Path) -> N
     several = unit(tuv("en", "a"), tuv("en", "x"), tuv("de", "b"), tuv("fr", "c"), tuv("fr", "d"))
     other = unit(tuv("en", "a"), tuv("de", "b"), tuv("fr", "c"), tuv("fr", "d"))
     path = write(tmp_path, memory(several, other, pair("c", "d")))
-    assert read(path) == ([("a", "b"), ("a", "b"), ("c", "d")], Counter({SEVERAL: 1}))
+    assert read(path) == ([("a", "b"), ("a", "b"), ("c", "d")], Counter({SEVERAL_TEXTS: 1}))
     assert scan(corpus(path), Reading()).pairs == 3
 
 
@@ -260,4 +260,4 @@ def test_a_stop_ends_the_reading_of_units(tmp_path: Path) -> None:
 
     path = write(tmp_path, memory(pair("a", "b")))
     with pytest.raises(InterruptedError):
-        list(read_pairs(corpus(path), Reading(check=stop)))
+        list(read_pairs(corpus(path), Reading(check_stop=stop)))

@@ -470,9 +470,9 @@ def test_a_directory_that_cannot_be_read_is_not_called_empty(tmp_path: Path) -> 
     loop = tmp_path / "loop"  # fails as another user's private directory does, also for root
     loop.symlink_to(loop)
     with pytest.raises(OSError, match="Too many levels"):
-        report.gather(loop, [])
+        report.collect_report(loop, [])
     with pytest.raises(UserError, match=r"holds no config\.yaml"):
-        report.gather(tmp_path, [])
+        report.collect_report(tmp_path, [])
 
 
 def test_messages_are_told_once_and_in_short(copy: Path) -> None:

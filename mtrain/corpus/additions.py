@@ -1,0 +1,168 @@
+"""Find text that a program added to a part of the texts of one side, such as "Translation: ".
+
+Without it, the lengths of a text and its translation match far better; and no word of the
+translation occurs with it more often than elsewhere, as a word does with its own translation.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import regex
+
+SAMPLE = 10_000  # texts, about, that are looked at
+MIN_COUNT, MIN_FRACTION = 30, 0.003  # texts with an addition
+MAX_TOKENS = 8  # of an addition
+MIN_DEVIATIONS = 4.0  # of the median ratio of lengths, with an addition
+MAX_LEFT = 0.5  # fraction of the surplus length that may be left without the addition
+# A word of the translations that at least this number and fraction of those with an addition have
+# may be this many standard deviations more frequent than by chance.
+MIN_SHARED, MIN_SHARED_FRACTION, MAX_EXCESS = 4, 0.1, 5.0
+# Fractions of the texts and of the gain of an addition, from which a longer one is preferred.
+SAME, NEARLY_BEST = 0.9, 0.8
+MAX_LENGTH, MAX_END = 2000, 200  # characters of a translation, and of the end of a text
+_TOKEN = regex.compile(
+    r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*|[\w\p{M}]+|[^\w\s]+"
+)
+_DIGITS = regex.compile(r"\p{Nd}+")
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Text that was added to the texts with these indices; `gain` is how much better the lengths
+    match without it.
+    """
+
+    text: str
+    place: str  # where the texts have it: "begin" or "end"
+    fraction: float  # of all texts
+    indices: list[int]
+    gain: float
+
+
+class _End(NamedTuple):
+    """The tokens of a text from one of its ends, and the lengths of none, one, two, ... of them."""
+
+    text: str
+    from_end: bool
+    tokens: list[str]
+    sizes: list[int]  # in characters, with the spaces up to the next token
+
+    @staticmethod
+    def of(text: str, *, from_end: bool) -> "_End":
+        """Find up to `MAX_TOKENS` tokens at an end of a text, and another one, which stays."""
+        if not from_end:
+            spans = [match.span() for match in islice(_TOKEN.finditer(text), MAX_TOKENS + 1)]
+            sizes = [start for start, _ in spans]
+        else:
+            first = max(0, len(text) - MAX_END)
+            spans = [match.span() for match in _TOKEN.finditer(text, first)]
+            spans = spans[: -MAX_TOKENS - 2 : -1]
+            sizes = [len(text) - end for _, end in spans]
+        return _End(text, from_end, [_form(text[start:end]) for start, end in spans], sizes)
+
+    def first(self, count: int) -> str:
+        """Return the text of the first tokens."""
+        size = self.sizes[count]
+        return (self.text[len(self.text) - size :] if self.from_end else self.text[:size]).strip()
+
+
+class _Texts:
+    """Texts, the words of their translations, and the ratios of their lengths."""
+
+    def __init__(self, texts: Sequence[str], others: Sequence[str]) -> None:
+        self.words = [set(_TOKEN.findall(_form(other[:MAX_LENGTH]))) for other in others]
+        self.totals = Counter(word for words in self.words for word in words)
+        lengths, other_lengths = (np.array([*map(len, side)], float) for side in (texts, others))
+        self.lengths, self.other_logs = lengths, np.log(other_lengths + 1)
+        self.ratios = np.log(lengths + 1) - self.other_logs
+        distances = np.abs(self.ratios - np.median(self.ratios))
+        self.deviation = 1.4826 * float(np.median(distances))
+        self.least = max(MIN_COUNT, MIN_FRACTION * len(texts))
+
+    def additions(self, ends: list[_End], indices: Sequence[int], count: int = 1) -> list[Addition]:
+        """Return the additions of `count` tokens and more at these ends of the texts with these
+        indices, which have the same tokens before.
+        """
+        by_token = defaultdict[str, list[int]](list)
+        for index in indices:
+            if len(ends[index].tokens) > count:  # something is left without these tokens
+                by_token[ends[index].tokens[count - 1]].append(index)
+        result = list[Addition]()
+        for group in by_token.values():
+            if len(group) < self.least:
+                continue
+            longer = self.additions(ends, group, count + 1) if count < MAX_TOKENS else []
+            if (own := self._addition(ends, group, count)) is None:
+                result += longer
+            else:
+                same = [each for each in longer if len(each.indices) >= SAME * len(group)]
+                least = NEARLY_BEST * max(each.gain for each in (own, *same))
+                result.append(next(each for each in (*same, own) if each.gain >= least))
+        return result
+
+    def _addition(self, ends: list[_End], indices: list[int], count: int) -> Addition | None:
+        """Return the first `count` tokens of these texts if they are an addition."""
+        example, size = ends[indices[0]], len(indices)
+        is_rest = np.ones(len(ends), bool)
+        is_rest[indices] = False
+        # Words alone may be grammar, such as an auxiliary verb at the end of a sentence, and a
+        # single mark may be a matter of style.
+        tokens = example.tokens[:count]
+        has_mark = any(not token[0].isalnum() for token in tokens)
+        if not has_mark or len("".join(tokens)) < 2 or is_rest.sum() < MIN_COUNT:
+            return None
+        usual = float(np.median(self.ratios[is_rest]))
+        surplus = float(np.median(self.ratios[indices])) - usual
+        # the standard error of a median is 1.2533 times that of a mean
+        if surplus < MIN_DEVIATIONS * 1.2533 * self.deviation / math.sqrt(size):
+            return None
+        sizes = np.array([ends[index].sizes[count] for index in indices])
+        logs = np.log(self.lengths[indices] - sizes + 1) - self.other_logs[indices]
+        left = abs(float(np.median(logs)) - usual)
+        if left > MAX_LEFT * surplus or self._largest_excess(indices) > MAX_EXCESS:
+            return None
+        fraction = size / len(ends)
+        place = "end" if example.from_end else "begin"
+        return Addition(example.first(count), place, fraction, indices, surplus - left)
+
+    def _largest_excess(self, indices: list[int]) -> float:
+        """Return by how many standard deviations the word that is most typical of these
+        translations is more frequent in them than by chance.
+        """
+        counts = Counter(word for index in indices for word in self.words[index])
+        size, total = len(indices), len(self.words)
+        least = max(MIN_SHARED, MIN_SHARED_FRACTION * size)
+        shared = [(count, self.totals[word] / total) for word, count in counts.items()]
+        scale = size * (1 - size / total)  # drawn without replacement
+        return max(
+            (
+                (count - p * size) / math.sqrt(p * (1 - p) * scale)
+                for count, p in shared
+                if count >= least and p < 1
+            ),
+            default=0.0,
+        )
+
+
+def _form(text: str) -> str:
+    """Return a text in lower case, with all numbers alike."""
+    return _DIGITS.sub("0", text.lower())
+
+
+def additions(texts: Sequence[str], others: Sequence[str]) -> Iterator[Addition]:
+    """Yield what was added to a part of the texts at the beginning or end; `others` are their
+    translations.
+    """
+    if len(texts) < 2 * MIN_COUNT:
+        return
+    step = max(1, len(texts) // SAMPLE)
+    sample = _Texts(texts[::step], others[::step])
+    for from_end in (False, True):
+        ends = [_End.of(text, from_end=from_end) for text in texts[::step]]
+        for found in sample.additions(ends, range(len(ends))):
+            yield replace(found, indices=[step * index for index in found.indices])

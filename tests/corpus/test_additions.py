@@ -1,0 +1,88 @@
+"""Text that a program added to a part of the texts of one side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from mtrain.corpus import phrasebook
+from mtrain.corpus.additions import additions
+
+SOURCES, TARGETS = (list(side) for side in zip(*phrasebook.pairs("train", 2000), strict=True))
+Change = Callable[[int, str], str]
+
+
+def changed(texts: list[str], step: int, change: Change) -> list[str]:
+    return [change(row, text) if row % step == 0 else text for row, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("change", "place", "text"),
+    [
+        (lambda row, text: f"Here is the translation: {text}", "begin", "Here is the translation:"),
+        (lambda row, text: f"{text} (machine translation)", "end", "(machine translation)"),
+        (lambda row, text: f"<item id='{row}'>{text}", "begin", "<item id='0'>"),
+        (lambda row, text: f"{text} https://example.org/{row}", "end", "https://example.org/0"),
+        (lambda row, text: f"{text} 译文 [{row}]", "end", "译文 [0]"),
+    ],
+)
+@pytest.mark.parametrize("step", [3, 60])
+def test_an_addition_is_found_as_it_is_written(
+    change: Change, place: str, text: str, step: int
+) -> None:
+    [found] = additions(changed(TARGETS, step, change), SOURCES)
+    assert (found.place, found.text) == (place, text)
+    assert found.indices == list(range(0, 2000, step))
+    assert found.fraction == len(found.indices) / 2000
+
+
+def test_both_ends_and_several_additions_are_found() -> None:
+    names = ["Anna", "Bernadette", "Christopher"]
+    texts = changed(TARGETS, 4, lambda row, text: f"{names[row % 3]} (speaking): {text}")
+    texts = changed(texts, 7, lambda row, text: f"{text} </item>")
+    found = sorted((each.place, each.text) for each in additions(texts, SOURCES))
+    assert found == [*(("begin", f"{name} (speaking):") for name in names), ("end", "</item>")]
+
+
+def test_a_large_text_is_sampled_and_examples_keep_their_rows() -> None:
+    texts = changed(TARGETS * 25, 7, lambda row, text: f"Here is the translation: {text}")
+    [found] = additions(texts, SOURCES * 25)
+    assert all(texts[index].startswith("Here is") for index in found.indices)
+    assert abs(found.fraction - 1 / 7) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt"),
+    [
+        (lambda row, text: text, lambda row, text: text),
+        # translated, or longer in the other language
+        (lambda row, text: f"Warning: {text}", lambda row, text: f"Wichtige Warnung: {text}"),
+        # too few
+        (
+            lambda row, text: text,
+            lambda row, text: f"Here is the translation: {text}" if row < 29 * 4 else text,
+        ),
+        # in all texts, or nothing else
+        (lambda row, text: text, lambda row, text: "(machine translation)"),
+    ],
+)
+def test_sound_text_has_no_additions(src: Change, tgt: Change) -> None:
+    sources, targets = changed(SOURCES, 4, src), changed(TARGETS, 4, tgt)
+    assert not list(additions(targets, sources))
+    assert not list(additions(sources, targets))
+
+
+def test_what_depends_on_the_other_side_is_no_addition() -> None:
+    """A translator says more than the source, always for the same word."""
+    sources = [f"{text} Please." if row % 5 == 0 else text for row, text in enumerate(SOURCES)]
+    targets = changed(TARGETS, 5, lambda row, text: f"Wir bitten Sie sehr freundlich: {text}")
+    assert not list(additions(targets, sources))
+    shuffled = random.Random(1).sample(sources, len(sources))
+    assert [each.text for each in additions(targets, shuffled)] != []
+
+
+def test_no_texts_have_no_additions() -> None:
+    assert not list(additions([], []))
+    assert not list(additions([""] * 100, [""] * 100))
