@@ -282,8 +282,8 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
             rows.findings.add_message(
                 "added",
                 f"about {addition.fraction:.1%} of the {name} {addition.place} with "
-                f"{shorten_text(addition.text, MAX_SHOWN)}, such as {place}, to which nothing "
-                "corresponds on the other side; remove it",
+                f'"{shorten_text(addition.text, MAX_SHOWN)}", to which nothing corresponds on the '
+                f"other side, such as {place}; remove it",
             )
 
 
