@@ -17,10 +17,11 @@ import numpy as np
 from mtrain.check.chunks import chunks
 from mtrain.check.findings import Findings
 from mtrain.check.words import Characters
+from mtrain.config.conflicts import column_conflict
 from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.keys import SCHEMA
 from mtrain.config.languages import NAMES, is_unspaced, language_code, tokenizer_for
-from mtrain.config.loading import column_conflict, parse_config
+from mtrain.config.loading import parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document

@@ -100,7 +100,7 @@ class SettingsCommand(TyperCommand):
         known = {name for parameter in self.params for name in parameter.opts}
         for option in (word.partition("=")[0] for word in args):
             if option.startswith("--") and option not in known:
-                from mtrain.config.loading import named_keys
+                from mtrain.config.advice import named_keys
 
                 if keys := named_keys(option[2:].replace("-", "_")):
                     advice = f"is a setting; write it in the config, or --set {keys[0]}=VALUE"

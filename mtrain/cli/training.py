@@ -164,8 +164,8 @@ def _columns_of(
 
 def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
+    from mtrain.config.advice import table_entry
     from mtrain.config.corpora import table_kind
-    from mtrain.config.loading import table_entry
 
     if tgt is not None and not any(map(table_kind, map(str, (src, tgt)))):
         return tgt  # two .csv files are accepted: each may have a single column

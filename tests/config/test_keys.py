@@ -11,8 +11,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from mtrain.config.advice import NO_SETTINGS, OTHER_NAMES
 from mtrain.config.keys import SCHEMA, list_keys, make_schema
-from mtrain.config.loading import NO_SETTINGS, OTHER_NAMES, parse_config
+from mtrain.config.loading import parse_config
 from mtrain.config.schema import SECTIONS, Config
 from mtrain.config.yaml_reader import parse_document
 from mtrain.runtime.errors import RefusedError
