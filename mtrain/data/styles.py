@@ -20,14 +20,18 @@ from numpy.typing import NDArray
 COMMON, RARE = 0.5, 0.05  # fractions of texts
 MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as many are looked at
 MIN_PART = 200  # texts of a part; messages of one program may have fewer capital letters
+MIN_ROWS = 20  # of a corpus in a part; fewer at its ends may fit by chance
 MIN_WORDS = 4  # of a text that should have a capital letter
 # What a text adds to the score of a part if it has the style of the part, or not: the logarithm of
 # how much likelier that is at the fraction 1 - RARE than at COMMON.
 FITS, DIFFERS = math.log((1 - RARE) / COMMON), math.log(RARE / COMMON)
 SPACE_BEFORE_MARK = re.compile(r"\w [,.](?!\S)")
 MARK = re.compile(r"\w ?[,.](?!\S)")
-_SENTENCE_END = regex.compile(r"[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z")
-_MAX_END = 20  # characters after which no end of a sentence is looked for
+# Georgian letters count as lower case, but sentences do not begin with their capital letters.
+_SENTENCE_END = regex.compile(
+    r"(?!\p{Georgian})[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z"
+)
+_MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
 
 Languages = tuple[str, str]  # of source and target
 Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
@@ -121,6 +125,8 @@ def odd_parts(
             here = has_style[part].mean()
             for (owner, side), group in groupby(telling[part], itemgetter(0)):
                 numbers = [number for _, number, _ in group]
+                if len(numbers) < MIN_ROWS:
+                    continue
                 message = (
                     f"{here:.0%} of the {('sources', 'targets')[side]} have {name}, but {rest:.0%} "
                     f"of the other training texts in {language}; prepare them alike, best as plain "

@@ -118,6 +118,8 @@ def test_a_part_may_be_a_corpus_or_span_several() -> None:
     assert found(SENTENCES, low, SENTENCES) == [("c1", 1, 300, LOWERED)]
     parts = found(SENTENCES, SENTENCES + low, low + SENTENCES)
     assert parts == [("c1", 2001, 2300, LOWERED), ("c2", 1, 300, LOWERED)]
+    # the first texts of the next corpus fit by chance
+    assert found(SENTENCES + low, low[:19] + SENTENCES) == [("c0", 2001, 2300, LOWERED)]
 
 
 def test_several_parts_and_a_plain_part_of_tokenized_text_are_found() -> None:
@@ -143,6 +145,8 @@ def test_several_parts_and_a_plain_part_of_tokenized_text_are_found() -> None:
         SENTENCES + [f"word {row}." for row in range(500)],
         # a script without capital letters
         SENTENCES + [f"שורה מספר אחת היא כאן {row} סוף." for row in range(500)],
+        # Unicode has capital Georgian letters, but sentences do not begin with them
+        SENTENCES + [f"ეს არის წინადადება {row} ერთი." for row in range(500)],
         [],
     ],
 )
