@@ -55,7 +55,7 @@ _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
 # Smallest number of texts of the greatest length, also as a multiple of the number of texts of each
 # of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
-MAX_ADDITIONS, MAX_SHOWN = 3, 40  # that are reported for a side; characters of each
+MAX_ADDITIONS, MAX_SHOWN = 3, 40  # additions reported for a side; characters shown of each
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -257,7 +257,7 @@ def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
 
 def report_whole_text(rows: Chunk, data: DataConfig) -> None:
     """Report faults of a whole corpus: mix-ups, except for those that are found line by line; lost
-    accents; texts that are cut off.
+    accents; texts that are cut off; text that was added to some texts.
     """
     languages = rows.findings.languages
     for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts):
@@ -282,8 +282,8 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
             rows.findings.add_message(
                 "added",
                 f"about {addition.fraction:.1%} of the {name} {addition.place} with "
-                f'"{shorten_text(addition.text, MAX_SHOWN)}", to which nothing corresponds on the '
-                f"other side, such as {place}; remove it",
+                f'"{shorten_text(addition.text, MAX_SHOWN)}", for instance {place}, but nothing on '
+                "the other side corresponds to it; remove it",
             )
 
 

@@ -17,7 +17,8 @@ import regex
 SAMPLE = 10_000  # texts, about, that are looked at
 MIN_COUNT, MIN_FRACTION = 30, 0.003  # texts with an addition
 MAX_TOKENS = 8  # of an addition
-MIN_DEVIATIONS = 4.0  # of the median ratio of lengths, with an addition
+# Standard errors by which the median ratio of lengths is larger with an addition than elsewhere.
+MIN_ERRORS = 4.0
 MAX_LEFT = 0.5  # fraction of the surplus length that may be left without the addition
 # A word of the translations that at least this number and fraction of those with an addition have
 # may be this many standard deviations more frequent than by chance.
@@ -108,18 +109,18 @@ class _Texts:
     def _addition(self, ends: list[_End], indices: list[int], count: int) -> Addition | None:
         """Return the first `count` tokens of these texts if they are an addition."""
         example, size = ends[indices[0]], len(indices)
-        is_rest = np.ones(len(ends), bool)
-        is_rest[indices] = False
         # Words alone may be grammar, such as an auxiliary verb at the end of a sentence, and a
         # single mark may be a matter of style.
         tokens = example.tokens[:count]
         has_mark = any(not token[0].isalnum() for token in tokens)
-        if not has_mark or len("".join(tokens)) < 2 or is_rest.sum() < MIN_COUNT:
+        if not has_mark or len("".join(tokens)) < 2 or len(ends) - size < MIN_COUNT:
             return None
+        is_rest = np.ones(len(ends), bool)
+        is_rest[indices] = False
         usual = float(np.median(self.ratios[is_rest]))
         surplus = float(np.median(self.ratios[indices])) - usual
         # the standard error of a median is 1.2533 times that of a mean
-        if surplus < MIN_DEVIATIONS * 1.2533 * self.deviation / math.sqrt(size):
+        if surplus < MIN_ERRORS * 1.2533 * self.deviation / math.sqrt(size):
             return None
         sizes = np.array([ends[index].sizes[count] for index in indices])
         logs = np.log(self.lengths[indices] - sizes + 1) - self.other_logs[indices]
@@ -150,7 +151,7 @@ class _Texts:
 
 
 def _form(text: str) -> str:
-    """Return a text in lower case, with all numbers alike."""
+    """Return a text in lower case, with 0 in place of each number."""
     return _DIGITS.sub("0", text.lower())
 
 

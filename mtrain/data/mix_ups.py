@@ -48,8 +48,8 @@ MIN_CELLS = 5  # texts in double quotes that contain doubled quotes
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 _NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
 MAX_SHOWN_LENGTH = 60  # characters
-# Fraction of the texts of one side that may have spaces before commas, and smallest fraction of
-# the pairs with such spaces, and without, if the text is a mixture.
+# Fraction of the texts of one side that may have spaces before commas or periods; and in a mixture,
+# smallest fraction of the pairs with such spaces, and of those without.
 MAX_TOKENIZED, MIN_MIXED = 0.05, 0.1
 
 Owner = TypeVar("Owner")  # identifies the corpus of a row
@@ -270,8 +270,8 @@ def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator
     both, neither = with_marks.count([True, True]), with_marks.count([False, False])
     if min(both, neither) >= max(MIN_TEXTS, MIN_MIXED * len(with_marks)):
         yield (
-            f"{both / len(with_marks):.0%} of the pairs have spaces before commas or periods, the "
-            "others do not; prepare them alike, best as plain text"
+            f"{both / len(with_marks):.0%} of the pairs with commas or periods have spaces before "
+            "them, others do not; prepare them alike, best as plain text"
         )
 
 

@@ -619,6 +619,19 @@ def test_a_nearly_equal_pair_is_not_shown_as_an_equal_one(folder: Folder) -> Non
     assert first["text"].startswith("99% of train.xa:41  ")
 
 
+@pytest.mark.parametrize(("side", "name"), [("xa", "sources"), ("xb", "targets")])
+def test_text_that_was_added_to_some_texts_of_a_side_is_named(
+    folder: Folder, side: str, name: str
+) -> None:
+    lines = folder.bytes[f"train.{side}"]
+    lines[4::5] = [b"Note to myself: " + line for line in lines[4::5]]
+    [(corpus, finding)] = [each[::2] for each in found(folder.look()) if each[1] == "added"]
+    assert corpus == "data.train.0"
+    [example] = finding["examples"]
+    text = f'about 20.0% of the {name} begin with "Note to myself:", for instance train.{side}:5, '
+    assert example["text"].startswith(text)
+
+
 def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folder: Folder) -> None:
     folder.data |= {"valid": folder.entry("train"), "invalid_utf8": "drop"}
     folder.bytes["train.xa"][3] += b"\xff"

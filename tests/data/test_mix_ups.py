@@ -394,7 +394,7 @@ def test_a_side_that_is_tokenized_in_part_is_warned_of(
     expected = f"data.train.0: {count / 300:.0%} of the {sides}s have spaces before commas"
     assert (expected in caplog.text) == is_found
     assert is_found or "the other side do not" not in caplog.text
-    assert "of the pairs have spaces" not in caplog.text
+    assert "of the pairs with commas" not in caplog.text
 
 
 @pytest.mark.parametrize(("step", "is_found"), [(2, True), (9, True), (11, False)])
@@ -407,7 +407,7 @@ def test_tokenized_pairs_among_others_are_warned_of(
     ]
     path = tiny_config(**{"data.train": [write("t", pairs)]})
     assert refusal(load_config(path)) == ""
-    expected = f"data.train.0: {1 / step:.0%} of the pairs have spaces before commas"
+    expected = f"data.train.0: {1 / step:.0%} of the pairs with commas or periods have spaces before"
     assert (expected in caplog.text) == is_found
 
 
