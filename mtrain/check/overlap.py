@@ -20,7 +20,7 @@ from mtrain.data.store import concat_ranges
 MIN_BIGRAMS = 5  # lines with fewer are compared for equality only
 # Likeness of a nearly equal pair, the fraction of equal bigrams: mean of the sides, and the higher.
 MIN_MEAN_LIKENESS, MIN_HIGHER_LIKENESS = 0.6, 0.75
-MAX_SHOWN = 0.99
+MAX_SHOWN = 0.99  # likeness, which can be 1 although the texts differ
 MAX_LINES_PER_BIGRAM = 50  # of the set: bigrams in more lines are ignored in the search
 MIN_SHARED = 0.3  # fraction of a line's bigrams in another line, to compare the two
 KINDS = ("overlap", "source_overlap", "target_overlap", "near_overlap")  # most specific first
@@ -54,7 +54,7 @@ class ScoredSet:
             if previous is not None and (previous[0], previous[1].rank) <= (kind, -likeness):
                 continue
             side, other_number = int(KINDS[kind] == "target_overlap"), other.numbers[other_row]
-            is_near = KINDS[kind] == "near_overlap"  # texts differ even if all bigrams are equal
+            is_near = KINDS[kind] == "near_overlap"
             relation = f"{min(likeness, MAX_SHOWN):.0%} of" if is_near else "="
             name_of_row = other.findings.name_row(other_number, side)
             text = f"{relation} {name_of_row}  {self.rows.texts[side][row]}"

@@ -25,8 +25,8 @@ MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
 
 @dataclass
 class Stretch:
-    """Rows `start` to `end`, whose sides do not match. `shifted` is the evidence for them with the
-    targets shifted by -MAX_SHIFT to MAX_SHIFT.
+    """Rows `start` to `end`, whose sides do not match. `shifted` is the evidence for them if the
+    targets are -MAX_SHIFT to MAX_SHIFT lines behind their sources.
     """
 
     start: int

@@ -74,7 +74,7 @@ def _warn_of_file_name(sentence: str) -> None:
     elif len(sentence.split()) == 1 and (
         "/" in sentence or SUFFIX.fullmatch(Path(sentence).suffix)
     ):
-        message = "%s: no such file, so this is translated as text; name a file with -i"
+        message = "%s: no such file, so this is used as text; name a file with -i"
         log.logger.warning(message, sentence)
 
 

@@ -138,7 +138,7 @@ def _columns_of(
     src: Path, tgt: Path | None, columns: str | None, src_lang: str | None, tgt_lang: str | None
 ) -> tuple[str, str] | None:
     """Return the columns of a table, or the languages of a .tmx file; None for two files of text.
-    Raises `RefusedError` if a table has no columns, or if columns are given for other files.
+    Raises `RefusedError` if they are missing for a table, or if columns are given for other files.
     """
     from mtrain.config.corpora import table_kind  # pydantic takes a while
 

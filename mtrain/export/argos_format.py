@@ -27,7 +27,7 @@ VERSION = "1.0"  # of the package; also the oldest Argos Translate that reads it
 
 def check(loaded: LoadedModel, output: Path) -> None:
     """Raise `RefusedError` if the name of the output does not end in `SUFFIX`, and for a model that
-    needs a tag, lacks learned positions, or has languages that are not codes.
+    needs a tag, has too few learned positions, or has languages that are not codes.
     """
     if output.suffix != SUFFIX:
         raise RefusedError(f"--output {output}: give a name that ends in {SUFFIX}")

@@ -183,7 +183,7 @@ def check_data(run: RunDirectory, fingerprints: dict[str, Any]) -> None:
 
 
 def _changed_corpora(key: str, before: object, now: object) -> str:
-    """Name the corpora of `data.KEY` whose hashes differ, or all if it has no longer as many."""
+    """Name the corpora of `data.KEY` whose hashes differ, or the key if their number differs."""
     if not isinstance(before, list) or not isinstance(now, list) or len(before) != len(now):
         return f"data.{key}"
     pairs = enumerate(zip(before, now, strict=True))

@@ -702,7 +702,7 @@ def test_sentences_of_the_command_line_are_translated(
     assert (odd.code, odd.out.count("\n"), odd.err) == (0, 1, "")
     result = command("translate", run_dir, "nofile.txt")
     assert (result.code, result.out.count("\n")) == (0, 1)
-    warning = "nofile.txt: no such file, so this is translated as text; name a file with -i"
+    warning = "nofile.txt: no such file, so this is used as text; name a file with -i"
     assert result.err == f"warning: {warning}\n"
 
 
@@ -719,7 +719,7 @@ def test_a_misspelt_file_name_is_warned_of(
 ) -> None:
     _, texts = opening.run_and_texts(["run", sentence], None)
     assert texts == [sentence]
-    assert ("no such file, so this is translated as text" in caplog.text) == is_warned_of
+    assert ("no such file, so this is used as text" in caplog.text) == is_warned_of
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:

@@ -407,7 +407,7 @@ def test_tokenized_pairs_among_others_are_warned_of(
     ]
     path = tiny_config(**{"data.train": [write("t", pairs)]})
     assert refusal(load_config(path)) == ""
-    expected = f"data.train.0: {1 / step:.0%} of the pairs with commas or periods have spaces before"
+    expected = f"data.train.0: {1 / step:.0%} of the pairs with commas or periods have spaces"
     assert (expected in caplog.text) == is_found
 
 

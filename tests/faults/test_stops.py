@@ -172,9 +172,8 @@ def test_killed_at_every_point_of_a_save(bench: Bench) -> None:
         code = bench.train(rig, prelude=prelude).code
         if code not in (-signal.SIGKILL, -signal.SIGXFSZ):
             return f"exit code {code}"
-        newest = layout.complete_checkpoints(rig.run / "checkpoints")[
-            -1
-        ]  # of two saves, the one that is whole
+        # of two saves, the one that is whole
+        newest = layout.complete_checkpoints(rig.run / "checkpoints")[-1]
         checkpoint.load(newest)
         checkpoint.load_trainer(newest)
         if layout.step_of(newest) not in (50, 60):
