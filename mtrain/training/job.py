@@ -61,7 +61,7 @@ def train(
     metric: ExternalMetric | None = None,
 ) -> None:
     """Start or resume a run, or log that it is complete, on all ranks of the job. Raises
-    `StoppedError` once a checkpoint is saved for a stop, `UserError` on failure. `config_file` is
+    `StoppedError` after a stop, once steps are saved, and `UserError` on failure. `config_file` is
     the user's file of this config, `metric` the metric of `train.metric: command`.
     """
     with connected_ranks() as ranks:
