@@ -37,7 +37,7 @@ from mtrain.data.mix_ups import (
     thin_rows,
 )
 from mtrain.data.prepare import scan_corpus
-from mtrain.data.styles import odd_parts, style_differences, texts_by_language
+from mtrain.data.styles import grouped_texts, odd_parts, style_differences
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar
@@ -129,7 +129,7 @@ class Checker:
     def _check_sets(self, profile: Profile, bar: Any) -> list[ScoredSet]:
         """Check validation and test sets, also for overlap with each other."""
         scored: list[ScoredSet] = []
-        training = texts_by_language((part.findings.languages, part.texts) for part in self.sample)
+        training = grouped_texts((part.findings.languages, part.texts) for part in self.sample)
         for findings in self.all_findings:
             if findings.is_train:
                 continue

@@ -32,9 +32,9 @@ from mtrain.data.styles import (
     SPACE_BEFORE_MARK,
     Languages,
     Sides,
+    grouped_texts,
     odd_parts,
     style_differences,
-    texts_by_language,
 )
 from mtrain.runtime.log import progress_bar
 
@@ -99,7 +99,7 @@ def find_mix_ups(
             yield f"{key}: {message}", is_allowed
     for part in odd_parts(sampled):
         yield f"{part.owner}: rows {part.first} to {part.last}: {part.message}", True
-    training = texts_by_language((languages, sides) for _, languages, _, sides in sampled)
+    training = grouped_texts((languages, sides) for _, languages, _, sides in sampled)
     in_training = set(_plain_pairs(found))
     for key, text in sets.items():
         languages, sides = data.languages(text.corpus), (text.sources, text.references)

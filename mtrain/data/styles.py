@@ -73,23 +73,31 @@ STYLES = {
 }
 
 
-def texts_by_language(parts: Iterable[tuple[Languages, Sides]]) -> dict[str, list[str]]:
-    """Return the texts of both sides of all parts by language."""
-    result = defaultdict[str, list[str]](list)
+def _group(languages: Languages, side: int) -> tuple[str, int]:
+    """Return what the texts of a side are compared with: all texts of the language; if both sides
+    have the same language, as in text to restore capital letters, those of the same side.
+    """
+    return languages[side], side * (languages[0] == languages[1])
+
+
+def grouped_texts(parts: Iterable[tuple[Languages, Sides]]) -> dict[tuple[str, int], list[str]]:
+    """Return the texts of all parts that are to be prepared alike, by language and side."""
+    result = defaultdict[tuple[str, int], list[str]](list)
     for languages, sides in parts:
-        for language, texts in zip(languages, sides, strict=True):
-            result[language] += texts
+        for side, texts in enumerate(sides):
+            result[_group(languages, side)] += texts
     return result
 
 
 def style_differences(
-    training: Mapping[str, Sequence[str]], languages: Languages, sides: Sides
+    training: Mapping[tuple[str, int], Sequence[str]], languages: Languages, sides: Sides
 ) -> Iterator[str]:
     """Yield a message for each side of a scored set that is tokenized or lower-cased, if the
-    training texts of its language are not, or the other way round.
+    training texts of its language are not, or the other way round; `training` is what
+    `grouped_texts` returns.
     """
-    for language, texts, name in zip(languages, sides, ("sources", "targets"), strict=True):
-        known = training.get(language, ())
+    for side, name in enumerate(("sources", "targets")):
+        texts, known = sides[side], training.get(_group(languages, side), ())
         if min(len(known), len(texts)) < MIN_STYLED:
             continue
         for name_of_style, style in STYLES.items():
@@ -97,7 +105,7 @@ def style_differences(
             if min(here, there) <= RARE and max(here, there) >= COMMON:
                 yield (
                     f"{here:.0%} of the {name} have {name_of_style}, but {there:.0%} of the "
-                    f"training texts in {language}; prepare both alike, best as plain text"
+                    f"training texts in {languages[side]}; prepare both alike, best as plain text"
                 )
 
 
@@ -113,18 +121,19 @@ def odd_parts(
     """Yield the parts of the training text that are prepared in another way than the other training
     texts of their language, which are at least as many. Each corpus has the numbers of its rows.
     """
-    by_language = defaultdict[str, list[tuple[tuple[Owner, int], int, str]]](list)
+    groups = defaultdict[tuple[str, int], list[tuple[tuple[Owner, int], int, str]]](list)
     for owner, languages, numbers, sides in corpora:
-        for side, language in enumerate(languages):
-            rows = zip(numbers, sides[side], strict=True)
-            by_language[language] += [((owner, side), number, text) for number, text in rows]
-    for (language, texts), (name, style) in product(by_language.items(), STYLES.items()):
-        telling = [row for row in texts if style.is_telling(row[2])]
+        for side, texts in enumerate(sides):
+            rows = zip(numbers, texts, strict=True)
+            group = groups[_group(languages, side)]
+            group += [((owner, side), number, text) for number, text in rows]
+    for ((language, _), all_rows), (name, style) in product(groups.items(), STYLES.items()):
+        telling = [row for row in all_rows if style.is_telling(row[2])]
         has_style = np.array([bool(style.has(text)) for _, _, text in telling], bool)
         for part, rest in _parts_of(has_style):
             here = has_style[part].mean()
-            for (owner, side), group in groupby(telling[part], itemgetter(0)):
-                numbers = [number for _, number, _ in group]
+            for (owner, side), own_rows in groupby(telling[part], itemgetter(0)):
+                numbers = [number for _, number, _ in own_rows]
                 if len(numbers) < MIN_ROWS:
                     continue
                 message = (

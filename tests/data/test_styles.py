@@ -16,7 +16,7 @@ from mtrain.config.loading import load_config
 from mtrain.corpus import phrasebook
 from mtrain.data import mix_ups
 from mtrain.data.prepare import Preparation, refuse_worthless_text
-from mtrain.data.styles import odd_parts
+from mtrain.data.styles import grouped_texts, odd_parts, style_differences
 from mtrain.runtime.stop import Stop
 
 PAIRS = list(phrasebook.pairs("train", 300))
@@ -152,6 +152,16 @@ def test_several_parts_and_a_plain_part_of_tokenized_text_are_found() -> None:
 )
 def test_sound_text_has_no_odd_parts(texts: list[str]) -> None:
     assert found(texts) == []
+
+
+def test_text_to_restore_capital_letters_is_sound() -> None:
+    """Both sides have the same language, and only one has capital letters."""
+    low = [text.lower() for text in SENTENCES]
+    rows = range(1, len(low) + 1)
+    assert not list(odd_parts([("c", ("en", "en"), rows, (low, SENTENCES))]))
+    training = grouped_texts([(("en", "en"), (low, SENTENCES))])
+    assert not list(style_differences(training, ("en", "en"), (low[:100], SENTENCES[:100])))
+    assert len(list(style_differences(training, ("en", "en"), (SENTENCES[:100], low[:100])))) == 2
 
 
 def test_an_odd_part_is_named_by_a_start_and_by_check(
