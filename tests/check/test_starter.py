@@ -138,6 +138,41 @@ def test_a_recipe_by_hand() -> None:
     assert recipe["tokenizer"]["vocab_size"] == (260 + 90 + 3500) // 100 * 100
 
 
+@pytest.mark.parametrize(
+    ("pairs", "has_gpu", "changed"),
+    [
+        (50_000, False, {"d_ff": 512}),
+        (50_001, False, {}),
+        (1_000_000, True, {"dropout": 0.1}),
+        (1_000_001, False, {"dropout": 0.1}),
+        (1_000_001, True, {}),
+    ],
+)
+def test_a_recipe_has_the_sizes_and_rates_of_the_config_that_it_names(
+    pairs: int, has_gpu: bool, changed: dict[str, Any]
+) -> None:
+    origin, recipe = recipe_for(Size(pairs, 35.0, 5000, 90), has_gpu=has_gpu)
+    named = load_config(Path(__file__).parents[2] / origin.split()[0])
+    model, train = named.model.model_dump(), named.train
+    assert recipe["model"] == {key: model[key] for key in recipe["model"]} | changed
+    keys = ("optimizer", "schedule", "average_last")
+    assert [recipe["train"][key] for key in keys] == [getattr(train, key) for key in keys]
+    warmup_steps = min(train.warmup_steps, recipe["train"]["max_steps"] // 20)
+    assert recipe["train"]["warmup_steps"] == warmup_steps
+    assert recipe["train"]["peak_lr"] == (train.peak_lr or 7.0e-4)
+    if not has_gpu or train.packing is True:
+        assert recipe["train"]["max_tokens"] == train.max_tokens
+
+
+@pytest.mark.parametrize(
+    ("pairs", "steps"), [(1, 500), (50_000, 4000), (50_001, 4000), (10**6, 50_000), (10**9, 50_000)]
+)
+def test_the_steps_of_a_recipe_are_bounded(pairs: int, steps: int) -> None:
+    _, recipe = recipe_for(Size(pairs, 35.0, 5000, 90), has_gpu=False)
+    assert recipe["train"]["max_steps"] == steps
+    assert recipe["train"]["save_every"] == {500: 10, 4000: 100, 50_000: 1250}[steps]
+
+
 def test_what_is_held_out_is_nowhere_in_train(tmp_path: Path, files: tuple[Path, Path]) -> None:
     output = tmp_path / "new" / "mine.yaml"
     found = write_config(request(files, output), Stop(), has_gpu=False)
