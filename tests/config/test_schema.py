@@ -189,6 +189,7 @@ CORPORA_REFUSED = [
     ("{tgt: a.tsv.gz}", "src: required, but missing {{file: a.tsv.gz, src: 0, tgt: 1}}"),
     ("{file: a.tsv, src: 0, tgt: de}", "file: both be column numbers"),
     ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
+    ("{file: a.jsonl, src: 0, tgt: de}", "file: names, not numbers"),
     ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
     ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),
     ("{file: a.tsv, src: -1, tgt: 1}", "src: greater than or equal to 0 or a valid string"),
@@ -240,7 +241,9 @@ ADDED = [
     ("train.max_steps: 3", "7: train.max_steps: unknown key; dotted write max_steps below train:"),
     ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
     ("train: {lr: 3}", "7: train.lr: did you mean train.lr_factor or train.peak_lr?"),
+    ("train: {seed: 3}", "7: train.seed: did you mean seed?"),
     ("lr: 3", "7: lr: unknown key; did you mean train.lr_factor or train.peak_lr?"),
+    ("steps: 3", "7: steps: did you mean train.max_steps or train.accum_steps?"),
     ("train: {batch_size: 3}", "7: train.batch_size: did you mean train.max_tokens?"),
     ("model: {save_dir: x}", "7: model.save_dir: did you mean run_dir?"),
     ("decode: {alpha: 1}", "7: decode.alpha: did you mean decode.length_penalty?"),
@@ -387,6 +390,15 @@ def test_equal_languages_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert caplog.text.count("data.tgt_lang: en is the source language, too;") == warnings
 
 
+def test_a_text_given_as_the_config_gets_advice(tmp_path: Path) -> None:
+    """A file of another suffix that is no YAML may be the text to train on."""
+    for name, is_advised in (("train.en", True), ("train.yaml", False), ("train.yml", False)):
+        (tmp_path / name).write_text("A: B: C\n")
+        with pytest.raises(RefusedError, match="invalid YAML") as refused:
+            load_config(tmp_path / name)
+        assert ("is this a config? `mtrain init" in str(refused.value)) == is_advised
+
+
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"absent\.yaml: cannot read the config: No such file"):
         load_config(tmp_path / "absent.yaml")
@@ -440,6 +452,7 @@ def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: A
         ("seed=" + "[" * 10_000, ["nested too deeply"]),
         ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
         ("seed=!!python/name:os.system ''", ["seed", "tag", "not allowed"]),
+        ("seed=", ["seed", "a valid integer", "got nothing"]),
     ],
 )
 def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[str]) -> None:
@@ -489,6 +502,9 @@ def test_home_and_environment_are_expanded_in_every_path(
     monkeypatch.setenv("LATIN_1", os.fsdecode(b"caf\xe9"))
     text = override.format("./$LATIN_1/x")
     assert "expands to ./caf\\udce9/x" in refusal(tmp_path, DATA, text)
+    monkeypatch.setenv("NESTED", "/some/$NOWHERE")
+    message = refusal(tmp_path, DATA, override.format("$NESTED/x"))
+    assert f" {key}: holds $NOWHERE when it is expanded; use a path without it" in message
     message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
     assert f" {key}: ~no-such-user has no home directory here" in message
 
