@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,15 @@ def test_an_odd_lock_file_is_no_hindrance(tmp_path: Path, content: str) -> None:
             lock.exclusive(path).__enter__()
     with lock.exclusive(path, wait=pytest.fail):
         pass
+
+
+def test_who_holds_a_lock_is_named(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    with lock.exclusive(path):
+        for holder in (f"{os.getpid()} on {socket.gethostname()}", "999999999 on elsewhere"):
+            with pytest.raises(RefusedError, match=f"in use by process {holder}; wait for it"):
+                lock.exclusive(path).__enter__()
+            path.write_text('{"pid": 999999999, "host": "elsewhere"}')
 
 
 def test_a_full_disk_does_not_prevent_a_lock(

@@ -89,6 +89,18 @@ def test_whole_lines_of_an_output_that_fails_are_kept(
     assert (out.read_text(), names(tmp_path)) == ("again", ["out"])
 
 
+def test_the_lines_that_are_kept_of_a_link_s_file_lie_next_to_that_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("mtrain").propagate = True
+    (tmp_path / "elsewhere").mkdir()
+    out, partial = tmp_path / "out", tmp_path / "elsewhere" / "file.partial"
+    out.symlink_to(tmp_path / "elsewhere" / "file")
+    assert fails("one\n", out, keeps_lines=True)
+    assert partial.read_text() == "one\n"
+    assert f"{partial} holds the first 1 line of the output; {out} was" in caplog.text
+
+
 def test_no_attempt_removes_the_lines_of_an_earlier_one(tmp_path: Path) -> None:
     for text in ("one\n", "two\n", "three\n"):
         assert fails(text, tmp_path / "out", keeps_lines=True)
@@ -257,6 +269,19 @@ def test_what_is_read_is_not_written_over(folder: Path, pair: str) -> None:
         refuse_overwriting(output, None, source)
 
 
+def test_a_file_that_is_stdin_is_not_written_over(folder: Path) -> None:
+    stdin = os.dup(0)
+    try:
+        with (folder / "text").open("wb") as text:
+            os.dup2(text.fileno(), 0)
+        with pytest.raises(RefusedError, match=r"^text: is an input, too"):
+            refuse_overwriting("text", "-")
+        refuse_overwriting("out", "-")
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+
+
 KEPT = """
 run/config.yaml run/.lock run/tokenizer.vocab run/metrics.jsonl run/sub/../best.json run/checkpoints
 run/checkpoints/new run/checkpoints/new/a/b run/validation/new.txt run/tensorboard/new
@@ -351,6 +376,22 @@ def test_a_translation_that_is_stopped_leaves_the_old_one(
         assert lines[-1].endswith(b"\n")
         words = f"{written} holds the first {len(lines):,} lines of the output; {out} was left"
         assert words in errors
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_file_that_a_stream_goes_to_is_written_directly(folder: Path, number: int) -> None:
+    stream = os.dup(number)
+    try:
+        with (folder / "log").open("ab") as log:
+            log.write(b"before\n")
+            log.flush()
+            os.dup2(log.fileno(), number)
+        outputs.write_output(Path("log"), b"new\n")
+    finally:
+        os.dup2(stream, number)
+        os.close(stream)
+    assert (folder / "log").read_bytes() == b"before\nnew\n"
+    assert names(folder) == ["log"]
 
 
 def test_a_translation_goes_where_a_stream_is(model: Path, tmp_path: Path) -> None:
