@@ -83,6 +83,7 @@ def test_what_depends_on_the_other_side_is_no_addition() -> None:
     assert [each.text for each in additions(targets, shuffled)] != []
 
 
+@pytest.mark.filterwarnings("error")  # numpy's, about means of nothing
 def test_no_texts_have_no_additions() -> None:
     assert not list(additions([], []))
     assert not list(additions([""] * 100, [""] * 100))

@@ -140,6 +140,8 @@ def test_several_parts_and_a_plain_part_of_tokenized_text_are_found() -> None:
         SENTENCES[:1800] + [text.lower() for text in SENTENCES[:199]],
         # sources of two kinds, equally often
         [text.lower() if row % 2 else text for row, text in enumerate(SENTENCES)],
+        # most of a part, but not nearly all
+        SENTENCES + [text.lower() if row % 7 else text for row, text in enumerate(SENTENCES[:400])],
         # labels and words, which need no capital letters
         SENTENCES + [f"a label {row}" for row in range(500)],
         SENTENCES + [f"word {row}." for row in range(500)],

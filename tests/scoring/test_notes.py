@@ -88,6 +88,7 @@ def test_empty_lines() -> None:
     note = found["empty"]
     assert (note.lines, note.of, note.first) == (2, 100, [3, 50])
     assert str(note).startswith("empty translations: 2 of 100 lines (lines 3, 50); ")
+    assert list(notes(with_lines(REFERENCE, lambda line: "", *range(1, 60)))) == ["empty"]
     blank = with_lines(REFERENCE, lambda line: "", 3)
     assert notes(blank, blank) == {}
 
@@ -130,6 +131,7 @@ def test_another_script_than_the_references() -> None:
     mixed = with_lines(CHINESE, lambda line: "apt-get " + line[:2], 5, 6, 7)
     assert notes(mixed, mixed) == {}
     assert notes(unspaced(100, GREEK), REFERENCE)["script"].lines == 100
+    assert "script" not in notes(unspaced(100, KANA), unspaced(100, HAN))  # Japanese mixes them
 
 
 @pytest.mark.parametrize(
