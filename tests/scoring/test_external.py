@@ -48,6 +48,14 @@ def test_a_process_that_is_left_behind_is_not_waited_for() -> None:
     assert score(child.format("import time; time.sleep(8)"), timeout=5) == 1.5
 
 
+def test_a_program_that_the_system_cannot_start_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "metric"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
+    with pytest.raises(UserError, match="metric: cannot be started: No such file or directory; "):
+        ExternalMetric(str(script), 60).score(ROWS, lambda: None)
+
+
 def test_a_program_that_prints_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mtrain.scoring.external.MAX_PRINTED", 1 << 20)
     with pytest.raises(UserError, match="printed more than 1,048,576 bytes; "):

@@ -210,6 +210,16 @@ def test_files_must_have_lines_and_match_line_for_line(tmp_path: Path) -> None:
             read()
 
 
+def test_lines_of_a_source_that_are_not_utf8_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "source").write_bytes(b"caf\xe9\nth\xe9\nvin\n")
+    assert read_source(tmp_path / "source", [["a", "b", "c"]]) == ["caf\ufffd", "th\ufffd", "vin"]
+    [warning] = caplog.messages
+    assert "UTF-8" in warning
+    assert warning.endswith(": 2")
+
+
 def test_a_copy_of_the_source_as_reference_is_noticed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
