@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import sys
+import termios
+from pathlib import Path
 
 import pytest
 from tqdm import tqdm
@@ -31,3 +33,23 @@ def test_a_terminal_that_does_not_know_its_width_shows_text(
         assert b"a sample" in os.read(master, 100)
     set_up_console()
     os.close(master)
+
+
+def test_a_text_is_cut_to_the_width_of_a_terminal_and_is_whole_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "a sample of several words and more"
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 20))
+    with open(slave, "w") as terminal, (tmp_path / "log").open("w") as file:
+        for stream in (terminal, file):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stderr", stream)
+                set_up_console()
+                logger.info("%s", text, extra={"is_cut": True})
+                stream.flush()
+        shown = os.read(master, 100)
+    set_up_console()
+    os.close(master)
+    assert shown.strip() == b"a sample of sever..."
+    assert (tmp_path / "log").read_text() == f"{text}\n"

@@ -34,6 +34,7 @@ from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.search import Hypothesis
 from mtrain.translation.streams import score_files, translate_stream
+from mtrain.translation.threads import kept_threads
 from mtrain.translation.translator import Line, Translation, Translator
 
 SENTENCES = [src for src, _ in made_up_pairs(40, 11)]
@@ -659,3 +660,19 @@ def test_out_of_memory_errors_say_what_to_lower(
     with pytest.raises(UserError, match=r"out of memory on 2 lines.*--batch-tokens") as caught:
         use[method](lines)
     assert ("--beam-size" in str(caught.value)) == (method == "embed")  # `score` has no beam
+
+
+def test_overlapping_uses_of_threads_begin_and_end_with_the_number_from_before() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with kept_threads():
+            torch.set_num_threads(1)
+            with kept_threads():
+                assert torch.get_num_threads() == 3
+                torch.set_num_threads(1)
+            assert torch.get_num_threads() == 3
+            torch.set_num_threads(1)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
