@@ -605,6 +605,23 @@ def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
     }
 
 
+def test_blank_lines_do_not_overlap_and_an_equal_pair_counts_before_an_equal_side(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 333)
+    lines = folder.bytes
+    lines["train.xa"][10], lines["train.xb"][10] = lines["valid.xa"][1], lines["valid.xb"][1]
+    lines["train.xa"][2000] = lines["valid.xa"][1]
+    for name, row in (("train", 20), ("valid", 2)):
+        lines[f"{name}.xa"][row] = b""
+    places = [
+        (name, kind, finding["examples"][0]["line"], finding["examples"][0]["other"]["line"])
+        for name, kind, finding in found(folder.look())
+        if "overlap" in kind
+    ]
+    assert places == [("data.valid", "overlap", 2, 11)]
+
+
 def test_a_nearly_equal_pair_is_not_shown_as_an_equal_one(folder: Folder) -> None:
     """A phrase twice and three times: all bigrams are the same."""
     lines = folder.bytes
