@@ -20,9 +20,9 @@ MAX_TOKENS = 8  # of an addition
 # Standard errors by which the median ratio of lengths is larger with an addition than elsewhere.
 MIN_ERRORS = 4.0
 MAX_LEFT = 0.5  # fraction of the surplus length that may be left without the addition
-# A word of the translations that at least this number and fraction of those with an addition have
-# may be this many standard deviations more frequent than by chance.
-MIN_SHARED, MIN_SHARED_FRACTION, MAX_EXCESS = 4, 0.1, 5.0
+# Texts with an addition must not have a word in their translations more often than by chance, by
+# more than this many standard deviations. Words in fewer of these translations do not count.
+MAX_EXCESS, MIN_SHARED, MIN_SHARED_FRACTION = 5.0, 4, 0.1
 # Fractions of the texts and of the gain of an addition, from which a longer one is preferred.
 SAME, NEARLY_BEST = 0.9, 0.8
 MAX_LENGTH, MAX_END = 2000, 200  # characters of a translation, and of the end of a text
