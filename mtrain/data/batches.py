@@ -201,9 +201,9 @@ def batch_by_length(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
 def pack_by_tokens(
     lengths: NDArray[np.int64], max_tokens: int, widths: Sequence[int]
 ) -> list[tuple[NDArray[np.int64], int]]:
-    """Pack each pair into a row of the smallest of `widths` (ascending) that holds it, and divide
-    these rows into batches with rows x width <= max_tokens. Return the indices of the pairs of each
-    batch, and its width.
+    """Pack several pairs into each row. The width of a pair's row is the smallest of `widths`
+    (ascending) that holds the pair. Divide the rows into batches with rows x width <= max_tokens;
+    return the indices of the pairs of each batch, and its width.
 
     The pairs of an incomplete batch are packed into rows of the next width, so that only the last
     batch is incomplete. Pairs longer than all widths come first, in batches of `batch_by_tokens`,

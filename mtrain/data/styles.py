@@ -155,7 +155,8 @@ def _parts_of(has_style: Flags) -> list[tuple[slice, float]]:
             is_rest[part] = False
         if parts and 2 * is_rest.sum() >= len(has_style):
             fraction = float(has_style[is_rest].mean())
-            if fraction >= COMMON if is_usual else fraction <= RARE:
+            is_clear = fraction >= COMMON if is_usual else fraction <= RARE
+            if is_clear:
                 return [(part, fraction) for part in parts]
     return []
 

@@ -277,14 +277,14 @@ class Trainer:
         """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""
         progress, last_step = self.progress, self.config.train.max_steps
         loss, nll, *divergence = (progress.sums / max(1, progress.sum_tokens)).tolist()
-        now = time.monotonic()
+        ppl, now = perplexity(nll), time.monotonic()
         seconds = max(1e-9, now - self.recorded_at)
         record = {
             "step": progress.step,
             "time": time.time(),
             "train/loss": loss,
             "train/nll": nll,
-            "train/ppl": perplexity(nll),
+            "train/ppl": ppl,
             **({"train/consistency": divergence[0]} if divergence else {}),
             "lr": rate,
             "grad_norm": float(norm),
@@ -293,8 +293,7 @@ class Trainer:
         if self.ranks.is_rank_0:
             self.run_dir.metrics.append(record)
         summary = (
-            f"loss {loss:.3f}  ppl {two_decimals(perplexity(nll))}  "
-            f"{record['tokens_per_second']:,.0f} tok/s"
+            f"loss {loss:.3f}  ppl {two_decimals(ppl)}  {record['tokens_per_second']:,.0f} tok/s"
         )
         bar.set_postfix_str(summary)
         remaining = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
