@@ -83,7 +83,7 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
-_SUBWORD_MARKS = re.compile(f"{SUBWORDS.pattern}|<unk>")
+_SUBWORD_MARKS = re.compile(f"{SUBWORDS.pattern}|<unk>|⁇")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
@@ -102,6 +102,8 @@ _ESCAPED = re.compile(
 )
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
+# The parts of a word that was divided at the end of a line, or of two words: "Vor- und Nachteile".
+_DIVIDED = regex.compile(r"(\p{L}{2,})- (\p{Ll}{3,})")
 # A dash, a bullet, a time or a number of a list at the start of a text.
 _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
@@ -114,6 +116,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     looking like a translation.
     """
     _find_text_faults(chunk)
+    _find_divided_words(chunk, profile)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
     lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
     for side in (0, 1):
@@ -289,6 +292,18 @@ def _find_text_faults(chunk: Chunk) -> None:
             chunk.report(kind, positions >= 0, side, positions=positions)
 
 
+def _find_divided_words(chunk: Chunk, profile: Profile) -> None:
+    """Report texts with a word that is divided by a hyphen and a space, but elsewhere is not."""
+    for side, texts in enumerate(chunk.texts):
+        positions = np.full(len(texts), -1)
+        for row, text in enumerate(texts):
+            for match in _DIVIDED.finditer(text) if "- " in text else ():
+                if (match[1] + match[2]).lower() in profile.known_words[side]:
+                    positions[row] = match.start()
+                    break
+        chunk.report("divided", positions >= 0, side, positions=positions)
+
+
 def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
     """Yield kinds of faults, and the position of the first of each in a text, or None. `is_rtl`:
     whether the language runs from right to left.
@@ -307,7 +322,7 @@ def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
         yield "escaped", _find(_ESCAPED, text)
     if "<" in text or "&" in text:
         yield "markup", _find(_MARKUP, text)
-    if "@" in text or "#" in text or "▁" in text or "￭" in text or "<" in text:
+    if any(mark in text for mark in "@#▁￭<⁇"):
         yield "subwords", _find(_SUBWORD_MARKS, text)
 
 

@@ -57,6 +57,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "escaped": (WARNING, "escapes in place of letters, such as \\u00fc or =C3=BC"),
     "accents": (WARNING, "accents lost"),
     "spacing": (WARNING, "words run together, or letters apart"),
+    "divided": (WARNING, "words divided by a hyphen, as at the end of a line"),
     "loop": (WARNING, "a word or phrase again and again"),
     "cut": (WARNING, "texts cut off"),
     "markup": (WARNING, "HTML tags or entities"),

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from heapq import nlargest
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from operator import attrgetter
 
 import numpy as np
@@ -22,6 +22,7 @@ from mtrain.corpus.language_identification import (
     ThirdLanguage,
     lacks_frequent_words,
     other_language,
+    words_of,
 )
 from mtrain.corpus.lines import shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
@@ -156,6 +157,12 @@ class Profile:
         ]
         self.has_scripts, self.has_words = self.pairs >= MIN_PAIRS, self.pairs >= MIN_SAMPLE
         self.has_associations = self.has_words and mean >= MIN_EVIDENCE
+
+    @cached_property
+    def known_words(self) -> tuple[set[str], ...]:
+        """The words of the source texts and of the target texts, in lower case."""
+        texts = (chain.from_iterable(part.texts[side] for part in self.sample) for side in (0, 1))
+        return tuple(set[str]().union(*map(words_of, side_texts)) for side_texts in texts)
 
     @cached_property
     def third_languages(self) -> dict[tuple[str, str], list[ThirdLanguage]]:

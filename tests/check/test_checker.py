@@ -187,7 +187,7 @@ ODD_TEXT = {
     ],
     "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
-    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " ##ing"],
+    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " ⁇ ", " ##ing"],
     "decomposed": [" cafe\u0301 "],
     "presentation": [" \ufb01n ", " \ufe8d\ufee0 ", " \ufefb "],
     "mixed_word": [" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "],
@@ -237,6 +237,16 @@ def test_honest_text_is_let_pass(folder: Folder) -> None:
     for row, text in enumerate(HONEST):
         folder.bytes["valid.xb"][row] += b" " + text.encode()
     assert {kind for _, kind in kinds(folder.look())} == set()
+
+
+def test_words_that_were_divided_at_the_end_of_a_line_are_named(folder: Folder) -> None:
+    first, second = (word.encode() for word in RIGHT[:2])
+    lines = folder.bytes["train.xb"]
+    lines[100] += b" " + first[:4].title() + b"- " + first[4:]
+    lines[110] += b" " + first + b"- und " + second + b"- " + first  # parts of compounds
+    report = folder.look()
+    assert kinds(report) == [("data.train.0", "divided")]
+    assert places(report, "divided") == [("train.xb", 101)]
 
 
 @pytest.mark.parametrize("language", ["he", "fa_Arab", "ru"])
