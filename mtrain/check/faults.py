@@ -83,7 +83,7 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
-_SUBWORD_MARKS = re.compile(f"{SUBWORDS.pattern}|<unk>|⁇")
+_SUBWORD_MARKS = re.compile(rf"{SUBWORDS.pattern}|<unk>|\[UNK\]|⁇")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
@@ -100,6 +100,7 @@ _ESCAPED = re.compile(
     r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
     r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
 )
+_DIGIT = re.compile(r"\d")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # The parts of a word that was divided at the end of a line, or of two words: "Vor- und Nachteile".
@@ -137,17 +138,30 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
         distance, deviations = profile.ratio.distance(chunk.lengths)
         odd = ~is_reported & (distance >= MIN_LOG_DISTANCE) & (deviations >= MIN_DEVIATIONS)
         chunk.report("ratio", odd & (chunk.lengths.max(1) >= MIN_CHARACTERS), ranks=-deviations)
-    if not profile.has_associations:
-        return np.zeros(len(chunk)), np.zeros(len(chunk), bool)
-    evidence = profile.associations.evidence(*chunk.words)
+    evidence = np.zeros(len(chunk))
+    if profile.has_associations:
+        evidence = np.where(is_reported, 0.0, profile.associations.evidence(*chunk.words))
     longer = np.maximum(chunk.words[0].counts, chunk.words[1].counts)
-    misfit = (
-        ~is_reported
-        & (evidence <= -profile.misfit_nats)
-        & (evidence <= -MISFIT_NATS_PER_WORD * longer)
-    )
+    misfit = (evidence <= -profile.misfit_nats) & (evidence <= -MISFIT_NATS_PER_WORD * longer)
     chunk.report("misfit", misfit, ranks=evidence)
-    return np.where(is_reported, 0.0, evidence), misfit
+    has_other_digits = np.array(list(map(_have_other_digits, *chunk.texts)), bool)
+    chunk.report(
+        "digits",
+        ~is_reported & (evidence >= 0) & has_other_digits,
+        ranks=chunk.lengths.sum(1).astype(float),  # the numbers of short texts are easily seen
+    )
+    return evidence, misfit
+
+
+def _have_other_digits(source: str, target: str) -> bool:
+    """Whether texts have equally many digits, but not the same ones. Their order may differ, as in
+    dates, and one side may spell out a number.
+    """
+    digits = _DIGIT.findall(source), _DIGIT.findall(target)
+    if len(digits[0]) != len(digits[1]) or digits[0] == digits[1]:
+        return False
+    src, tgt = (sorted(map(int, side)) for side in digits)
+    return src != tgt
 
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:
@@ -322,7 +336,7 @@ def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
         yield "escaped", _find(_ESCAPED, text)
     if "<" in text or "&" in text:
         yield "markup", _find(_MARKUP, text)
-    if any(mark in text for mark in "@#▁￭<⁇"):
+    if any(mark in text for mark in "@#▁￭<[⁇"):
         yield "subwords", _find(_SUBWORD_MARKS, text)
 
 

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "slip": (WARNING, "shifted or shuffled lines"),
     "unrelated": (WARNING, "sides that seem unrelated"),
     "misfit": (WARNING, "pairs that do not look like translations"),
+    "digits": (WARNING, "numbers that differ between the sides"),
     "repeated": (WARNING, "one text with many different translations"),
     "quoted": (WARNING, "texts in double quotes, as in a table"),
     "numbered": (WARNING, "nearly all texts begin with a number"),

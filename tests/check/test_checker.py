@@ -187,7 +187,7 @@ ODD_TEXT = {
     ],
     "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
-    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " ⁇ ", " ##ing"],
+    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " [UNK] ", " ⁇ ", " ##ing"],
     "decomposed": [" cafe\u0301 "],
     "presentation": [" \ufb01n ", " \ufe8d\ufee0 ", " \ufefb "],
     "mixed_word": [" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "],
@@ -279,6 +279,7 @@ PLANTS: dict[str, Callable[[list[bytes], list[bytes], int], tuple[bytes, bytes]]
     "both": lambda src, tgt, row: (src[row] + b" " + tgt[row], tgt[row]),
     "loop": lambda src, tgt, row: (src[row] + b" ab cd" * 9, tgt[row] + b" ef" * 9),
     "spacing": lambda src, tgt, row: (b" ".join(src[row][i : i + 1] for i in range(20)), tgt[row]),
+    "digits": lambda src, tgt, row: (src[row] + b" 2.10", tgt[row] + b" 2.20"),
 }
 
 
@@ -295,6 +296,16 @@ def test_one_odd_pair_is_named(folder: Folder) -> None:
         assert places(report, kind) == [("train.xa", 1001 + 100 * number)], kind
     assert {kind for _, kind in kinds(report)} == set(PLANTS)
     assert report["errors"] == 0
+
+
+def test_numbers_may_be_written_in_another_way(folder: Folder) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    same = [("12/24/2019", "24.12.2019"), ("1,000", "1.000"), ("2019", "٢٠١٩"), ("2 of 3", "3")]
+    for row, (source, target) in enumerate(same):
+        src[row] += b" " + source.encode()
+        tgt[row] += b" " + target.encode()
+    src[100], tgt[100] = src[100] + b" 1", unrelated(tgt, 100) + b" 2"
+    assert kinds(folder.look()) == [("data.train.0", "misfit")]
 
 
 @pytest.mark.parametrize("joint", ["", " "])
