@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
-from mtrain.check.words import GOLDEN
 from mtrain.corpus.lines import shorten_text
 from mtrain.corpus.readers import code_points
 
 MIN_LENGTH, MAX_LENGTH = 20, 200  # characters of a text: shorter are left out, longer are cut
 MIN_TEXTS, MAX_TEXTS = 200, 4000
 MAX_CHARACTERS = 200  # different ones; rarer ones are replaced by their range of 4,096
+LINE_FEED = 10  # code point; ends each text
 PRIOR = 4.0  # occurrences by the shorter context, added to those of each context
 # A group starts with one of these fractions of texts, the least probable ones compared with their
 # other sides, or with one end of a principal component of the characters of texts.
@@ -75,76 +75,88 @@ class LetterModel:
 
     def __init__(self, texts: Sequence[str]) -> None:
         codes = code_points(re.sub(r"\d", "0", text[:MAX_LENGTH]) for text in texts)
-        self.rows = np.cumsum(codes == 10) - (codes == 10)  # the text of each character
+        is_end = codes == LINE_FEED
+        self.rows = np.cumsum(is_end) - is_end  # the text of each character
         self.lengths = np.bincount(self.rows)
-        distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-        is_rare = np.argsort(np.argsort(-counts, kind="stable")) >= MAX_CHARACTERS
-        symbols = np.where(is_rare & (distinct != 10), 0x110000 + (distinct >> 12), distinct)
-        # each character of all texts and the two before it; line ends precede a text
-        third = symbols[inverse].astype(np.uint64)
-        second = np.append(np.uint64(10), third[:-1])
-        first = np.where(second == 10, second, np.append(second[:1], second[:-1]))
-        numbers = np.unique(symbols, return_inverse=True)[1]
-        self.num_symbols = int(numbers.max()) + 1
-        # fractions of the characters of each text, shape (texts, symbols)
-        cells = self.rows * self.num_symbols + numbers[inverse]
-        counts = np.bincount(cells, minlength=len(self.lengths) * self.num_symbols)
-        self.frequencies = counts.reshape(len(self.lengths), -1) / self.lengths[:, None]
-        no_context = np.zeros(len(third), np.uint64)
-        # by increasing length: the n-grams and their contexts, and how often each occurs elsewhere
-        self.orders = []
-        for context in ((no_context,), (second,), (first, second)):
-            keys = _numbers(*context, third), _numbers(*context)
-            self.orders.append((keys, [np.bincount(key)[key] - 1 for key in keys]))
+        symbols = _number_symbols(codes)
+        self.num_symbols = V = int(symbols.max()) + 1
+        # the two symbols before each symbol; line ends precede a text
+        end = symbols[-1]
+        second = np.append(end, symbols[:-1])
+        first = np.where(second == end, end, np.append(end, second[:-1]))
+        # fractions of the symbols of each text, shape (texts, V)
+        counts = np.bincount(self.rows * V + symbols, minlength=len(self.lengths) * V)
+        self.frequencies = counts.reshape(-1, V) / self.lengths[:, None]
+        # numbers of the n-gram that ends in each symbol, and of its context, by increasing n
+        contexts = np.zeros_like(symbols), second, first * V + second
+        self.orders = [(_numbers(each * V + symbols), _numbers(each)) for each in contexts]
 
     def bits(self, group: Mask) -> Bits:
         """Return the bits per character of each text under the model of a group of texts, and under
         the model of all other texts, shape (2, texts). No character counts its own occurrence.
         """
-        own = group[self.rows].astype(float)
-        probabilities = np.full((2, len(own)), 1 / self.num_symbols)
-        for keys, elsewhere in self.orders:
-            in_group = [np.bincount(key, own)[key] - own for key in keys]
-            in_rest = [total - count for total, count in zip(elsewhere, in_group, strict=True)]
-            for model, (ngrams, contexts) in enumerate((in_group, in_rest)):
-                probabilities[model] = (ngrams + PRIOR * probabilities[model]) / (contexts + PRIOR)
-        bits = [np.bincount(self.rows, costs) for costs in -np.log2(probabilities)]
-        return np.array(bits) / self.lengths
+        in_group = group[self.rows].astype(float)  # 1 for the characters of these texts, else 0
+        bits = []
+        for in_model in (in_group, 1 - in_group):
+            probabilities = np.full(len(in_model), 1 / self.num_symbols)
+            for ngrams, contexts in self.orders:
+                probabilities = (_count_others(ngrams, in_model) + PRIOR * probabilities) / (
+                    _count_others(contexts, in_model) + PRIOR
+                )
+            bits.append(np.bincount(self.rows, -np.log2(probabilities)) / self.lengths)
+        return np.array(bits)
 
 
-def _numbers(*symbols: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Number the different sequences of symbols."""
-    values = np.zeros(len(symbols[0]), np.uint64)
-    for symbol in symbols:
-        values = (values + symbol) * GOLDEN
-        values ^= values >> np.uint64(29)
+def _number_symbols(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Number the different characters from 0, by increasing code. All but the `MAX_CHARACTERS` most
+    frequent ones share a number with their range of 4,096; these numbers are the largest.
+    """
+    distinct, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    is_rare = np.argsort(np.argsort(-counts, kind="stable")) >= MAX_CHARACTERS
+    is_rare &= distinct != LINE_FEED
+    symbols = np.where(is_rare, 0x110000 + (distinct >> 12), distinct)
+    return _numbers(symbols.astype(np.int64))[inverse]
+
+
+def _numbers(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Replace values by their ranks among the distinct values."""
     return np.unique(values, return_inverse=True)[1]
+
+
+def _count_others(keys: NDArray[np.int64], is_counted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each position, count the other positions with the same key where `is_counted` is 1, not
+    0.
+    """
+    counts: NDArray[np.float64] = np.bincount(keys, is_counted)[keys] - is_counted
+    return counts
 
 
 def report_mixture(sample: Sequence[Chunk], check_stop: Callable[[], None]) -> None:
     """Report the corpora with a part of a side that is written differently from the rest of the
     sample, if no other finding explains it. All chunks must have the same languages.
     """
-    src, tgt = ([text for part in sample for text in part.texts[side]] for side in (0, 1))
+    src, tgt = ([text for chunk in sample for text in chunk.texts[side]] for side in (0, 1))
     mixture = find_mixture(src, tgt, check_stop)
     if mixture is None:
         return
-    rows = [(part, row) for part in sample for row in range(len(part))]
-    compared = Counter(rows[index][0].findings.name for index in mixture.compared)
+    places = [(chunk, row) for chunk in sample for row in range(len(chunk))]  # of all texts
+    compared = Counter(places[index][0].findings.name for index in mixture.compared)
     by_corpus = defaultdict[str, list[tuple[Chunk, int]]](list)
     for index in mixture.part:
-        by_corpus[rows[index][0].findings.name].append(rows[index])
-    for name, found in by_corpus.items():
-        findings, fraction = found[0][0].findings, len(found) / compared[name]
+        by_corpus[places[index][0].findings.name].append(places[index])
+    for name, part in by_corpus.items():
+        findings, fraction = part[0][0].findings, len(part) / compared[name]
         if findings.count(*EXPLAINING_KINDS) < fraction * findings.pairs / 2:
-            findings.add_message("mixture", _message(findings, found, mixture.side, fraction))
+            findings.add_message("mixture", _message(findings, part, mixture.side, fraction))
 
 
-def _message(findings: Findings, found: list[tuple[Chunk, int]], side: int, fraction: float) -> str:
-    """Describe the texts of a part, the most different first, by their chunks and rows."""
-    numbers = sorted(chunk.numbers[row] for chunk, row in found)
+def _message(findings: Findings, part: list[tuple[Chunk, int]], side: int, fraction: float) -> str:
+    """Describe a part of a corpus, given the chunks and rows of its texts, the most different text
+    first.
+    """
+    numbers = sorted(chunk.numbers[row] for chunk, row in part)
     low, high = numbers[len(numbers) // 20], numbers[-1 - len(numbers) // 20]
-    chunk, row = found[0]
+    chunk, row = part[0]
     return (
         f"about {fraction:.1%} of the {('sources', 'targets')[side]} of {MIN_LENGTH} characters "
         f"and more, nearly all of them from {findings.name_row(low, side)} to {high}, such as "
@@ -177,7 +189,8 @@ def find_mixture(
         for start in _starts(model, other):
             check_stop()
             groups.append(_split(model, start, FIRST_ROUNDS))
-        group = _split(model, max(groups, key=lambda group: min(_gains(model, group))), MORE_ROUNDS)
+        best = max(groups, key=lambda group: min(_gains(model, group)))
+        group = _split(model, best, MORE_ROUNDS)
         if _is_of_one_side(_gains(model, group), _gains(other, group)):
             order = np.argsort(-_gain(model, group), kind="stable")
             return Mixture(side, [compared[row] for row in order if group[row]], compared)
@@ -210,20 +223,22 @@ def _split(model: LetterModel, group: Mask, rounds: int) -> Mask:
 
 
 def _gain(model: LetterModel, group: Mask) -> Bits:
-    """Return how many fewer bits each text takes under the model of its own group."""
+    """Return how many fewer bits each text takes under the model of its own group than under that
+    of the other texts.
+    """
     in_group, in_rest = model.bits(group)
     gain: Bits = np.where(group, in_rest - in_group, in_group - in_rest)
     return gain
 
 
 def _gains(model: LetterModel, group: Mask) -> list[float]:
-    """Return the median gains of a group and of the other one; 0 for a group of few texts."""
+    """Return the median gains of a group and of the others; 0 for both if the group has few."""
     if group.sum() < max(MIN_GROUP, MIN_GROUP_FRACTION * len(group)):
         return [0.0, 0.0]
     gain = _gain(model, group)
     return [float(np.median(gain[part])) for part in (group, ~group)]
 
 
-def _is_of_one_side(gains: list[float], others: list[float]) -> bool:
-    """Whether the groups differ far more on the one side than on the other."""
-    return max(gains) >= MIN_GAIN and sum(gains) >= MIN_RATIO * sum(others)
+def _is_of_one_side(gains: list[float], other_gains: list[float]) -> bool:
+    """Whether the groups differ far more on a side than on the other side."""
+    return max(gains) >= MIN_GAIN and sum(gains) >= MIN_RATIO * sum(other_gains)
