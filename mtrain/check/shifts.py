@@ -25,15 +25,33 @@ MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
 
 @dataclass
 class Stretch:
-    """Rows `start` to `end`, whose sides do not match. `shifted` is the evidence for them if the
-    targets are -MAX_SHIFT to MAX_SHIFT lines behind their sources.
+    """Rows `start` to `end`, whose sides do not match. `end` is where the sum of the evidence
+    against the rows, in nats, is largest: rows are added until the sum has fallen again.
     """
 
     start: int
     end: int = 0
     max_sum: float = 0.0
-    misfits: int = 0  # pairs that were reported one by one
+    misfits: int = 0  # pairs up to `end` that were reported one by one
+    # up to the latest row that was added
+    sum: float = 0.0
+    added_misfits: int = 0
+    # evidence for the rows with the targets -MAX_SHIFT to MAX_SHIFT lines behind their sources
     shifted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * MAX_SHIFT + 1))
+
+    def add(self, row: int, nats: float, *, is_misfit: bool) -> bool:
+        """Add a row, with the evidence against it. Return whether the stretch now ends with it."""
+        self.sum += nats
+        self.added_misfits += int(is_misfit)
+        if self.sum <= self.max_sum:
+            return False
+        self.end, self.max_sum, self.misfits = row, self.sum, self.added_misfits
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rows after `end` match, so that the stretch does not go on."""
+        return self.sum <= 0 or self.sum < self.max_sum - END_DROP
 
 
 class Shifts:
@@ -42,8 +60,6 @@ class Shifts:
     def __init__(self, associations: Associations, findings: Findings) -> None:
         self.associations, self.findings = associations, findings
         self.open: Stretch | None = None
-        # of the open stretch, up to the latest row
-        self.sum, self.open_misfits = 0.0, 0
         # of the stretches that were reported: first and last rows, pairs, and misfits
         self.stretches: list[tuple[int, int]] = []
         self.pairs = self.misfits = 0
@@ -53,26 +69,21 @@ class Shifts:
         whether it was reported as a misfit.
         """
         against = np.clip(-evidence, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR)
-        start = stop = 0  # rows of the open stretch in this chunk, up to its maximum
-        for row, (nats, is_misfit) in enumerate(zip(against.tolist(), misfit, strict=True)):
+        start = stop = 0  # the part of the chunk that belongs to the open stretch
+        for index, (nats, is_misfit) in enumerate(zip(against.tolist(), misfit, strict=True)):
             if self.open is None:
                 if nats <= 0:
                     continue
-                self.open, start = Stretch(chunk.numbers[row]), row
-                self.sum, self.open_misfits = 0.0, 0
-            self.sum += nats
-            self.open_misfits += int(is_misfit)
-            if self.sum > self.open.max_sum:
-                self.open.max_sum, self.open.end, stop = self.sum, chunk.numbers[row], row + 1
-                self.open.misfits = self.open_misfits
-            if self.sum <= 0 or self.sum < self.open.max_sum - END_DROP:
+                self.open, start = Stretch(chunk.numbers[index]), index
+            if self.open.add(chunk.numbers[index], nats, is_misfit=is_misfit):
+                stop = index + 1
+            if self.open.is_over:
                 self._try_shifts(chunk, start, stop)
                 self.finish()
-                stop = 0
         self._try_shifts(chunk, start, stop)
 
     def _try_shifts(self, chunk: Chunk, start: int, stop: int) -> None:
-        """Add the evidence for the rows of the open stretch with the targets shifted."""
+        """Add the evidence for a part of the open stretch with the targets shifted."""
         if self.open is None or self.open.max_sum < MIN_EVIDENCE or stop <= start:
             return
         first, last = max(0, start - MAX_SHIFT), min(len(chunk), stop + MAX_SHIFT)
