@@ -3,9 +3,9 @@
 For a single line, calling torch, even for a view, takes as long as the arithmetic. So a step
 slices the caches of all layers in one call, and makes views of buffers only when B or W changes.
 
-Shapes: `B` sentences, `W` hypotheses per sentence, `N` hypotheses in all (B x W), `R` rows (N, then
-padding), `S` source length, `T` positions of the cache, `D` d_model, `H` heads, `K` head width, `V`
-vocabulary.
+Shapes: `B` sentences, `W` hypotheses per sentence, `N` hypotheses in all (B x W, sorted by
+sentence), `R` rows (N, then padding), `S` source length, `T` positions that the cache has room for,
+`W'` slots per position, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
 import math
@@ -29,11 +29,13 @@ Caches = tuple[Tensor, KeysValuesBias, KeysValuesBias]  # of a layer: see `Decod
 
 @dataclass(frozen=True)
 class DecoderState:
-    """The cache of `N` hypotheses of `B` sentences, `W` each.
+    """The cache of N hypotheses.
 
-    `past` (layers, 2, B, H, T, W', K) holds keys and values of `time` positions, with W' >= W slots
-    per sentence. They stay in the slot where they were written: the bias `lineage` (N, time * W')
-    is 0 at the slots of a hypothesis's ancestors, elsewhere minus infinity (None: only one slot).
+    `past` (layers, 2, B, H, T, W', K) holds keys and values, of `time` positions so far. At each
+    position, a sentence has W' >= W slots; hypothesis w of the sentence writes its keys and values
+    into slot w. They stay there when hypotheses are reordered: `lineage` (N, time * W') is a bias
+    for attention, 0 at the slots of a hypothesis's ancestors, elsewhere minus infinity. It is None
+    while W' is 1. Slots without a hypothesis are finite.
 
     Example with W' = 2: after positions 0 and 1, two hypotheses that both continue the one in slot
     1 of position 0 have the lineages (-inf, 0; 0, -inf) and (-inf, 0; -inf, 0).
@@ -50,11 +52,11 @@ class DecoderState:
         """
         past, buffers, lineage = self.past, self.buffers, self.lineage
         source, src_bias, slots = buffers.source, buffers.src_bias, past.shape[5]
+        if lineage is not None:
+            lineage = lineage.index_select(0, rows)
         if sentences is not None:
             past, source = keep_sentences(sentences, past, source)
             src_bias = src_bias.index_select(0, sentences)
-        if lineage is not None:
-            lineage = lineage.index_select(0, rows)
         W = len(rows) // max(1, len(src_bias))
         if sentences is None and W == buffers.W:
             return DecoderState(past, self.time, lineage, buffers)
@@ -83,22 +85,22 @@ class DecoderState:
         """Yield for each layer a view of the cache to write the newest keys and values to, (2, B,
         H, W, K), the cache up to them, and the keys and values of the source.
         """
-        positions = max(self.time, math.ceil(VECTOR / self.past.shape[5]))
+        positions = max(self.time, _min_positions(self.past.shape[5]))
         newest = self.past[:, :, :, :, self.time - 1, : self.buffers.W].unbind(0)
         cache = self.past[:, :, :, :, :positions].flatten(4, 5)
         past = split_layers(cache, self._bias(positions))
         return zip(newest, past, self.buffers.sources, strict=True)
 
     def _bias(self, positions: int) -> Tensor:
-        """Return the bias for the first `positions` positions of the cache, of which the last may
-        not be written yet: (1 or B * H, 1 or W, positions * W').
+        """Return the bias for a number of positions of the cache, which hides those that are not
+        written yet: (1 or B * H, 1 or W, positions * W').
         """
-        missing = positions - self.time
+        unwritten = positions - self.time
         if self.lineage is None:
-            return self.buffers.first_biases[self.time - 1] if missing else self.buffers.zero_bias
+            return self.buffers.first_biases[self.time - 1] if unwritten else self.buffers.zero_bias
         (B, H), lineage = self.past.shape[2:4], self.lineage
-        if missing:
-            lineage = F.pad(lineage, (0, missing * self.past.shape[5]), value=float("-inf"))
+        if unwritten:
+            lineage = F.pad(lineage, (0, unwritten * self.past.shape[5]), value=float("-inf"))
         bias = lineage.view(B, 1, self.buffers.W, -1)  # the same for all heads
         return bias[0] if B == 1 else bias.expand(-1, H, -1, -1).flatten(0, 1)
 
@@ -106,8 +108,9 @@ class DecoderState:
 class StepBuffers:
     """Buffers for the newest tokens, and what changes only with B and W: keys and values of the
     `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens and
-    minus infinity elsewhere, and biases for the cache, made when first needed. `pad_rows` returns R
-    for N, as `Parts.pad_rows` does; rows after the first N are computed, but not used.
+    minus infinity elsewhere, and biases for a cache with `slots`, made when first needed.
+    `pad_rows` returns R for N, as `Parts.pad_rows` does; rows after the first N are computed, but
+    not used.
     """
 
     def __init__(
@@ -182,15 +185,20 @@ def keep_sentences(sentences: Tensor, *caches: Tensor) -> list[Tensor]:
 
 
 def _enlarged(past: Tensor, time: int, positions: int, slots: int) -> Tensor:
-    """Return a copy of the cache with more positions or slots. Slots without a hypothesis are 0,
-    and so are positions that a step may read before they are written: memory may hold NaN, which
-    an attention weight of 0 does not hide.
+    """Return a copy of the cache with more positions or slots. New slots of old positions are 0; so
+    are positions that a step may read before they are written: memory may hold NaN, which an
+    attention weight of 0 does not hide.
     """
     larger = past.new_empty(*past.shape[:4], positions, slots, past.shape[6])
     larger[..., :time, : past.shape[5], :] = past[..., :time, :, :]
     larger[..., :time, past.shape[5] :, :] = 0.0
-    larger[..., time : math.ceil(VECTOR / slots), :, :] = 0.0
+    larger[..., time : _min_positions(slots), :, :] = 0.0
     return larger
+
+
+def _min_positions(slots: int) -> int:
+    """Return the number of positions that a step reads at least: those of `VECTOR` slots."""
+    return math.ceil(VECTOR / slots)
 
 
 def split_layers(heads: Tensor, bias: Tensor) -> Iterator[KeysValuesBias]:
