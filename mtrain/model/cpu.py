@@ -28,8 +28,8 @@ from mtrain.model.transformer import Attention, Parts, Transformer, fixed_produc
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
-# Smallest number of values of an fp32 matrix that is worth packing; and, if MKL is slow, smallest
-# number of multiplications in a product with a smaller matrix. See `packed_product`.
+# Smallest number of values of a large fp32 matrix; and, if MKL is slow, smallest number of
+# multiplications in a product with a smaller matrix that is worth packing. See `packed_product`.
 WORTH_PACKING, WORTH_ONEDNN = 100_000, 700_000
 # Option numbers of glibc's mallopt, from malloc.h, and the largest mmap threshold that it accepts
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -2, -3, 32 << 20
@@ -186,28 +186,31 @@ def _join_heads(like: Tensor, rows: int, B: int, L: int, H: int, *parts: Tensor)
 def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:
     """Return `fixed_product`, with the matrix in the layout that is multiplied fastest.
 
-    Without packing, torch rearranges a bf16 matrix for every product, and leaves fp32 to MKL, which
-    takes three times as long for 5 hypotheses (a vocabulary of 8,000, one core) and a fifth longer
-    for 270. With a small fp32 matrix MKL takes half the time for few rows, and is as fast for many,
-    except on AMD's processors with AVX512: there it takes twice as long for many rows (Zen 5).
+    - bf16: packed, because torch would rearrange the matrix for every product.
+    - Large fp32: packed for two rows or more. MKL takes three times as long for 5 hypotheses (a
+      vocabulary of 8,000, one core) and a fifth longer for 270.
+    - Small fp32: not packed. MKL takes half the time for few rows, and as long for many. Only on
+      AMD's processors with AVX512 (Zen 5) it takes twice as long for many rows: packed for these.
     """
     weight = weight.detach()
-    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     is_fp32, is_x86 = weight.dtype == torch.float32, platform.machine() in ("x86_64", "AMD64")
     has_bf16 = weight.dtype == torch.bfloat16 and has_fast_bf16(weight.device)
     if not (is_x86 and (is_fp32 or has_bf16)):
         return fixed_product(weight, bias)
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     is_small = is_fp32 and weight.numel() < WORTH_PACKING
     if not has_onednn or (is_small and not has_slow_mkl()):
         return _transposed_product(weight, bias)
+    few = 0  # the largest number of rows that the packed matrix is not used for
+    if is_fp32:
+        few = WORTH_ONEDNN // weight.numel() if is_small else 1
+    product_of_few = cache(partial(_transposed_product, weight, bias))  # made when first needed
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     multiply = torch.ops.mkldnn._linear_pointwise
-    few_rows_product = cache(partial(_transposed_product, weight, bias))  # made when first needed
-    few = WORTH_ONEDNN // weight.numel() if is_small else int(is_fp32)
 
     def product(rows: Tensor, out: Tensor | None = None) -> Tensor:
         if rows.shape[0] <= few:
-            return few_rows_product()(rows, out=out)
+            return product_of_few()(rows, out=out)
         result: Tensor = multiply(rows, packed, bias, "none", [], "")
         return result if out is None else out.copy_(result)
 
