@@ -125,25 +125,21 @@ class Job:
         """Raise `StoppedError` if torchrun restarts a job that is over. Count the time limit from
         the job's first start.
         """
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-        if not restarts.isdecimal():
+        self.run.launch = launch = _torchrun_launch()
+        if launch is None:
             return
-        # a directory that torchrun makes for each job, and keeps over restarts
-        directory = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
-        job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {directory}"
-        self.run.launch = Launch(job=job, restarts=int(restarts), began=time.time())
         self._read_previous()
-        ends = (self.previous.last_start, self.previous) if self.previous else ()
-        for end in ends:
-            if end and end.launch and end.launch.job == job:
-                self.run.launch.began = end.launch.began
-                code = end.exit_code or EXIT_FAILED
-                # without a failed start, torchrun sent SIGTERM because machines joined the job
-                is_restart = end.launch.restarts < int(restarts) or code != EXIT_TERMINATED
-                if end.launch.is_over and is_restart:
-                    text = f"not restarted: this job has ended with exit code {code}"
-                    raise StoppedError(text, code)
-        self.stop.started -= time.time() - self.run.launch.began
+        for end in (self.previous.last_start, self.previous) if self.previous else ():
+            if not (end and end.launch and end.launch.job == launch.job):
+                continue
+            launch.began = end.launch.began
+            code = end.exit_code or EXIT_FAILED
+            # when machines join a job, torchrun sends SIGTERM and starts it again, but does not
+            # count that as a restart
+            have_joined = code == EXIT_TERMINATED and launch.restarts <= end.launch.restarts
+            if end.launch.is_over and not have_joined:
+                raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
+        self.stop.started -= time.time() - launch.began
 
     def _find_step_batches(self) -> int:
         try:
@@ -323,6 +319,17 @@ class Job:
             self.run.record_failed_start(self.previous, state, failure)
         elif self.has_status:
             self.run.set_status(state, step, str(failure), failure.exit_code)
+
+
+def _torchrun_launch() -> Launch | None:
+    """Return this start of a job by torchrun; None if torchrun did not start this process."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    if not restarts.isdecimal():
+        return None
+    # a directory that torchrun makes for each job, and keeps over restarts
+    directory = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
+    job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {directory}"
+    return Launch(job=job, restarts=int(restarts), began=time.time())
 
 
 def _metric_mismatch(config: Config, command: str | None) -> str | None:
