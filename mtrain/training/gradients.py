@@ -59,7 +59,8 @@ SeededBatch = tuple[Batch, Callable[[int], int]]
 # Computes a batch with a seed and stores its gradients and losses in the sums.
 Compute = Callable[[Batch, int, Sums], None]
 SumsCallback = Callable[[Sums], object]
-Slice = tuple[Batch, int, SumsCallback]  # with its seed, and the function that adds up its sums
+# A slice, its seed, the sums to store its results in, and the function to pass these to.
+Slice = tuple[Batch, int, Sums, SumsCallback]
 
 
 class SumTree:
@@ -117,7 +118,7 @@ class Blocks:
 
     @property
     def largest(self) -> int:
-        """Micro-batches of the first block."""
+        """Number of micro-batches of the first block; no block has more."""
         return len(self.of(0))
 
     def __str__(self) -> str:
@@ -183,9 +184,11 @@ class SequentialGradients:
 
     def __init__(self, compute: Compute, total: Sums, largest: int) -> None:
         """Allocate sums for steps of up to `largest` micro-batches; `total` gets a step's sums."""
-        waiting = (largest - 1).bit_length()
-        sums = [*(Sums(total.grads, len(total.losses)) for _ in range(waiting)), total]
-        self.compute, self.latest, self.stored = compute, sums[0], sums[1:] or sums
+        waiting = (largest - 1).bit_length()  # parts at a time, the leftmost of them in the total
+        new = [Sums(total.grads, len(total.losses)) for _ in range(waiting)]
+        self.compute = compute
+        self.latest = new.pop() if new else total
+        self.stored = [*new, total]  # for parts that wait
 
     def sum_up(self, batches: Iterable[SeededBatch], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches."""
@@ -215,7 +218,7 @@ class ThreadedGradients:
         """`total` gets the sums of a step."""
         self.computes, self.pool = computes, pool
         self.sums = [total]  # from the first step on, also those of the slices
-        self.lock = Lock()
+        self.lock = Lock()  # for `slices`
 
     def sum_up(self, batches: Iterable[SeededBatch], count: int) -> None:
         """Replace the total by the sums over `count` micro-batches; raises the error of a thread,
@@ -224,7 +227,6 @@ class ThreadedGradients:
         self.free: LifoQueue[Sums | None] = LifoQueue()
         for sums in self.sums[1:]:
             self.free.put(sums)
-        self.first = self.sums[:1]  # of the first slice: the total is its leftmost part
         self.slices, self.has_ended = self._slices(batches, count), False
         futures = [self.pool.submit(self._work, compute) for compute in self.computes]
         try:
@@ -235,14 +237,20 @@ class ThreadedGradients:
             wait(futures)
 
     def _slices(self, batches: Iterable[SeededBatch], count: int) -> Iterator[Slice]:
-        """Yield the slices in order; the tree of a micro-batch delivers to that of the step."""
+        """Yield the slices in order, each once sums for it are free; stop if a thread has failed.
+        The tree of a micro-batch delivers to that of the step.
+        """
         step_tree = SumTree(count, self.free.put, lambda sums: None)
         for number, (batch, seed) in enumerate(batches):
             slices = slices_of(batch)
             self._allocate(max_sums(count, len(slices), len(self.computes)))
             tree = SumTree(len(slices), self.free.put, partial(step_tree.add, number))
             for index, part in enumerate(slices):
-                yield part, seed(index), partial(tree.add, index)
+                is_leftmost = number == index == 0  # the part that all others are added to
+                sums = self.sums[0] if is_leftmost else self.free.get()
+                if sums is None or self.has_ended:
+                    return
+                yield part, seed(index), sums, partial(tree.add, index)
 
     def _allocate(self, number: int) -> None:
         """Allocate sums up to `number`: with fewer, all threads might wait for free ones."""
@@ -255,20 +263,16 @@ class ThreadedGradients:
         """Compute slices until none is left."""
         try:
             while item := self._next_slice():
-                (part, seed, add), sums = item
+                part, seed, sums, add = item
                 compute(part, seed, sums)
                 add(sums)
         finally:
             self._end()
 
-    def _next_slice(self) -> tuple[Slice, Sums] | None:
-        """Wait for free sums and return them with the next slice, or return None at the end."""
+    def _next_slice(self) -> Slice | None:
+        """Return the next slice, or None at the end."""
         with self.lock:
-            item = None if self.has_ended else next(self.slices, None)
-            if item is None:
-                return None
-            sums = self.first.pop() if self.first else self.free.get()
-            return None if sums is None else (item, sums)
+            return next(self.slices, None)
 
     def _end(self) -> None:
         """Stop all threads after their current slice, when no slice is left or one has failed."""
