@@ -146,11 +146,14 @@ def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks:
     """Refuse settings that give another number of micro-batches per step than the run has, or, in a
     new run, settings that contradict each other.
     """
-    train, expected = config.train, run.step_batches(config, ranks)
-    accum, stored_accum = train.accum_steps, stored.train.accum_steps if stored else 1
-    requested = [train.step_batches] if train.step_batches else []
-    # an unchanged accum_steps may belong to another number of processes
-    if accum != stored_accum and not (train.step_batches and accum == 1):
+    expected, accum = run.step_batches(config, ranks), config.train.accum_steps
+    requested = []
+    if config.train.step_batches:
+        requested.append(config.train.step_batches)
+    # the same accum_steps as before may be for another number of processes
+    is_new = accum != (stored.train.accum_steps if stored else 1)
+    is_left_out = config.train.step_batches and accum == 1
+    if is_new and not is_left_out:
         requested.append(accum * ranks)
     for count in requested:
         if count != expected:
