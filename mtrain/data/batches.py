@@ -5,7 +5,6 @@ Their order is a pure function of the seed, the epoch and the number of micro-ba
 
 import math
 import sys
-from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -155,18 +154,22 @@ def _pack(lengths: NDArray[np.int64], width: int) -> list[list[int]]:
     or into a new row. Return the indices of the pairs of each row.
     """
     rows: list[list[int]] = []
-    open_rows: deque[list[Any]] = deque(maxlen=OPEN_ROWS)  # source room, target room, pairs
+    src_room: list[int] = []  # tokens that still fit into each row
+    tgt_room: list[int] = []
+    open_rows = range(0)
     for pair, (src, tgt) in enumerate(lengths.tolist()):  # takes a microsecond or two per pair
         for row in open_rows:
-            if row[0] >= src and row[1] >= tgt:
+            if src_room[row] >= src and tgt_room[row] >= tgt:
                 break
         else:
-            row = [width, width, []]
-            rows.append(row[2])
-            open_rows.append(row)
-        row[0] -= src
-        row[1] -= tgt
-        row[2].append(pair)
+            row = len(rows)
+            rows.append([])
+            src_room.append(width)
+            tgt_room.append(width)
+            open_rows = range(max(0, len(rows) - OPEN_ROWS), len(rows))
+        rows[row].append(pair)
+        src_room[row] -= src
+        tgt_room[row] -= tgt
     return rows
 
 
@@ -205,23 +208,27 @@ def pack_by_tokens(
     (ascending) that holds the pair. Divide the rows into batches with rows x width <= max_tokens;
     return the indices of the pairs of each batch, and its width.
 
-    The pairs of an incomplete batch are packed into rows of the next width, so that only the last
-    batch is incomplete. Pairs longer than all widths come first, in batches of `batch_by_tokens`,
-    whose width is 0; without widths these are all pairs.
+    Pairs longer than all widths come first, in batches of `batch_by_tokens`, whose width is 0;
+    without widths these are all pairs. The pairs of an incomplete batch are packed into rows of the
+    next width, so that only the last batch is incomplete.
 
     The first pair of a row does not fit into the row before it, so `collate` makes the same rows.
     """
     longest = lengths.max(1)
-    rest = np.flatnonzero(longest > max(widths, default=0))
-    batches = [(rest[batch], 0) for batch in batch_by_tokens(lengths[rest], max_tokens)]
-    carried = rest[:0]
-    for lowest, width in pairwise((0, *widths)):
-        chosen = np.append(carried, np.flatnonzero((longest > lowest) & (longest <= width)))
-        rows, count = _pack(lengths[chosen], width), max_tokens // width
-        kept = len(rows) if width == widths[-1] else len(rows) // count * count
-        cuts = [rows[start : start + count] for start in range(0, kept, count)]
-        batches += [(chosen[np.concatenate(cut)], width) for cut in cuts]
-        carried = chosen[list(chain(*rows[kept:]))]
+    unpacked = np.flatnonzero(longest > max(widths, default=0))
+    batches = [(unpacked[batch], 0) for batch in batch_by_tokens(lengths[unpacked], max_tokens)]
+    left_over = np.zeros(0, np.int64)
+    for narrower, width in pairwise((0, *widths)):
+        of_width = np.flatnonzero((narrower < longest) & (longest <= width))
+        pairs = np.append(left_over, of_width)
+        rows, rows_per_batch = _pack(lengths[pairs], width), max_tokens // width
+        used = len(rows)
+        if width < widths[-1]:
+            used -= used % rows_per_batch
+        for start in range(0, used, rows_per_batch):
+            batch = list(chain(*rows[start : start + rows_per_batch]))
+            batches.append((pairs[batch], width))
+        left_over = pairs[list(chain(*rows[used:]))]
     return batches
 
 
