@@ -19,7 +19,8 @@ SAMPLE = 10_000  # pairs, about, that show whether sides are swapped
 SIDE_SAMPLE = 2000  # texts, about, that show which language a side is in
 MIN_TEXTS = 100  # to judge the language of a whole side
 MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
-# Fractions of pairs with swapped sides, above which there is a warning and an error.
+# Fractions of pairs with swapped sides, above which there is a warning and an error. If the
+# languages are hard to distinguish, there is no warning.
 MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
 LONG = 6  # words of a text, or letters of Chinese, among which a frequent word is expected
 MUCH_MORE = 3  # a language is indicated by this many times as many frequent words as the other
@@ -128,19 +129,20 @@ def swapped_fraction(
     sources: Sequence[str], targets: Sequence[str], src_lang: str, tgt_lang: str
 ) -> float:
     """Estimate the fraction of pairs whose sides are swapped, from the pairs whose sides look like
-    these two languages; 0 if there are few such pairs, or if nothing distinguishes the languages.
+    these two languages; 0 if it is so small that it may be an error of this function.
     """
     step = max(1, len(sources) // SAMPLE)
     sources, targets = sources[::step], targets[::step]
-    first, second = (_language_of_each(texts, src_lang, tgt_lang) for texts in (sources, targets))
-    right = int(((first > 0) & (second < 0)).sum())
-    swapped = int(((first < 0) & (second > 0)).sum())
-    fraction = swapped / max(1, right + swapped)
+    src, tgt = (_language_of_each(texts, src_lang, tgt_lang) for texts in (sources, targets))
+    right = int(((src > 0) & (tgt < 0)).sum())
+    swapped = int(((src < 0) & (tgt > 0)).sum())
+    if swapped < MIN_SWAPPED:
+        return 0.0
+    fraction = swapped / (right + swapped)
+    differ_in_script = _are_distinct(src_lang, tgt_lang) or _extra_scripts(src_lang, tgt_lang)
     # frequent words of one language alone, such as English "is", may be words of the other, too
-    is_sure = bool(_words(src_lang) and _words(tgt_lang))
-    is_sure |= _are_distinct(src_lang, tgt_lang) or bool(_extra_scripts(src_lang, tgt_lang))
-    is_enough = fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED)
-    return fraction if swapped >= MIN_SWAPPED and is_enough else 0.0
+    is_sure = differ_in_script or (_words(src_lang) and _words(tgt_lang))
+    return fraction if fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED) else 0.0
 
 
 def _are_distinct(language: str, other: str) -> bool:
