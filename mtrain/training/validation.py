@@ -141,18 +141,18 @@ class Validation:
         `name` and a record whose keys begin with `prefix`.
         """
         results = [self._score(model, part, name) for part in parts]
-        (_, entry), part_values = results[0], dict[str, float | str]()
-        if parts is self.prepared.valid and isinstance(self.config.data.valid, list):
-            entry = _mean([scores for _, scores in results])
-            for number, scores in enumerate(entry["parts"]):
-                logger.info("%s.%d: %s", prefix.strip("/"), number, summary(scores))
-                part_values |= _record(scores, f"{prefix}{number}/")
+        entries = [entry for _, entry in results]
+        is_list = parts is self.prepared.valid and isinstance(self.config.data.valid, list)
+        entry = _mean(entries) if is_list else entries[0]
+        values = _record(entry, prefix)
+        for number, scores in enumerate(entry.get("parts", ())):
+            logger.info("%s.%d: %s", prefix.strip("/"), number, summary(scores))
+            values |= _record(scores, f"{prefix}{number}/")
         if self.ranks.is_rank_0:
             self.run.check_held()
             path = layout.translations_file(self.run.path, name)
             files.make_directory(path.parent)
             files.write_text(path, "".join(line + "\n" for lines, _ in results for line in lines))
-            values = _record(entry, prefix) | part_values
             self.run.metrics.append({"step": step, "time": time.time(), **values})
         return entry
 
