@@ -89,33 +89,51 @@ def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> d
 
 
 def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> SyntheticText | None:
-    """Read the record of an entry's synthetic text; None if the text must be made. A run that has
-    begun keeps its text even if the models change, and refuses other settings; before that, the
-    text must be what the models would make now, if they exist.
+    """Read the record of an entry's synthetic text; None if the text must be made."""
+    provenance = run.read(layout.RUN, Provenance)
+    if provenance is None:
+        return _find_current(config, run, number, stop)
+    return _find_kept(config, run, number, stop, provenance)
+
+
+def _find_kept(
+    config: Config, run: RunDirectory, number: int, stop: Stop, provenance: Provenance
+) -> SyntheticText | None:
+    """Find the text of a run that has begun: it keeps the text even if the models change, and
+    refuses other settings.
     """
     key, entry = f"data.train.{number}", config.data.train[number]
-    provenance = run.read(layout.RUN, Provenance)
-    if provenance is not None:
-        if key not in provenance.synthetic:
-            raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
-        synthetic.check(key, entry, provenance.synthetic[key].settings)
+    if key not in provenance.synthetic:
+        raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
+    synthetic.check(key, entry, provenance.synthetic[key].settings)
     try:
         record = synthetic.read(run.path, number)
     except manifest.DamagedError as error:
-        if provenance is not None:
-            directory = synthetic.directory(run.path, number)
-            advice = f"restore it, or remove {directory} and run the same command to make it again"
-            raise UserError(f"{error}; {advice}") from None
+        directory = synthetic.directory(run.path, number)
+        advice = f"restore it, or remove {directory} and run the same command to make it again"
+        raise UserError(f"{error}; {advice}") from None
+    if record is not None:
+        _warn_of_changed_text(config, number, record, stop)
+    return record
+
+
+def _find_current(
+    config: Config, run: RunDirectory, number: int, stop: Stop
+) -> SyntheticText | None:
+    """Find text that was made for a run that has not begun. It must be what the models would make
+    now, if they exist.
+    """
+    try:
+        record = synthetic.read(run.path, number)
+    except manifest.DamagedError as error:
         logger.warning("%s; the text is made again", error)
         return None
     if record is None:
         return None
-    if provenance is not None:
-        _warn_of_changed_text(config, number, record, stop)
-        return record
     try:
         is_same = record.key == Synthesizer(config, number, stop, Ranks()).text_key
     except MissingModelError as error:
+        entry = config.data.train[number]
         scan = scan_corpus(config, _given(entry), stop)
         is_same = (record.given, record.settings) == (scan.sha256, synthetic.settings_of(entry))
         if is_same:
