@@ -75,20 +75,8 @@ def find_mix_ups(
     """
     corpora = {key: data.as_forward(corpus) for key, corpus in texts.items()}
     scored_pairs = {key: _pairs_of(data, text) for key, text in sets.items()}
-    sources = {src for pairs_of_set in scored_pairs.values() for src, _ in pairs_of_set}
-    found, step = set[Pair](), max(1, pairs // SAMPLE)
-
-    def sample() -> Iterator[tuple[str, TextRow]]:
-        for key, corpus in corpora.items():
-            for is_nth, is_wanted, row in skim(corpus, reading, step, sources):
-                bar.update(step if is_nth else 0)
-                if is_wanted:
-                    found.add(row[1:])
-                if is_nth and is_informative(row):
-                    yield key, row
-
-    with progress_bar(pairs, "pair", "checking the text") as bar:
-        rows = thin_rows(sample())
+    scored_sources = {src for pairs_of_set in scored_pairs.values() for src, _ in pairs_of_set}
+    rows, found = _read(corpora, reading, pairs, scored_sources)
     sampled: list[tuple[str, Languages, list[int], Sides]] = []
     for key, corpus in corpora.items():
         own = [row for owner, row in rows if owner == key]
@@ -110,6 +98,27 @@ def find_mix_ups(
         same = sum(pair in in_training for pair in scored_pairs[key])
         if overlap := overlap_message(same, len(text), is_allowed=data.allow_overlap):
             yield f"{key}: {overlap}", data.allow_overlap
+
+
+def _read(
+    corpora: dict[str, Corpus], reading: Reading, pairs: int, scored_sources: set[str]
+) -> tuple[list[tuple[str, TextRow]], set[Pair]]:
+    """Read corpora of `pairs` pairs in all. Return a sample of their rows, with the keys of their
+    corpora, and the pairs whose source has its plain form in `scored_sources`.
+    """
+    found, step = set[Pair](), max(1, pairs // SAMPLE)
+
+    def sample() -> Iterator[tuple[str, TextRow]]:
+        for key, corpus in corpora.items():
+            for is_nth, is_scored, row in skim(corpus, reading, step, scored_sources):
+                bar.update(step if is_nth else 0)
+                if is_scored:
+                    found.add(row[1:])
+                if is_nth and is_informative(row):
+                    yield key, row
+
+    with progress_bar(pairs, "pair", "checking the text") as bar:
+        return thin_rows(sample()), found
 
 
 def is_informative(row: TextRow) -> bool:
