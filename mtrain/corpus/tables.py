@@ -148,24 +148,17 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         # a first line that is not UTF-8 was skipped: then there is no header
         header = first.split("\t") if number == 1 else []
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
-    least, columns = max(src, tgt) + 1, len(header)  # `columns`: number of columns of the first row
+    least = max(src, tgt) + 1  # columns of a row
+    columns = len(header)  # of the first row
     first_lines: dict[str, int] = {}  # the first line of each kind of odd row
 
     def count(odd: str) -> None:
         reading.counts[f"{odd}, from line {first_lines.setdefault(odd, number)} on"] += 1
 
     for number, line in lines:
-        cells, reason = line.split("\t"), ""
-        if len(cells) < least and is_blank(line):
-            reason = "blank; remove the line"
-        elif len(cells) < least:
-            has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
-            needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
-            reason = f"{has}, but {needs} (columns are numbered from 0); fix or remove the line"
-        elif header and len(cells) > len(header):
-            has = f"has {len(cells)} columns, but the first line names {len(header)}"
-            reason = f"{has}: is a tab part of a text?"
-        if reason:
+        cells = line.split("\t")
+        if len(cells) < least or 0 < len(header) < len(cells):
+            reason = _column_fault(line, cells, header, least, corpus)
             reading.refuse(RowError(f"{path}:{number}", number, reason))
             continue
         columns = columns or len(cells)
@@ -176,6 +169,20 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         if '""' in line and any(_has_quotes(cells[column]) for column in (src, tgt)):
             count(QUOTED)
         yield number, cells[src], cells[tgt]
+
+
+def _column_fault(
+    line: str, cells: list[str], header: list[str], least: int, corpus: FileCorpus
+) -> str:
+    """Return why a line has fewer than `least` columns, or more than the header."""
+    if len(cells) >= least:
+        has = f"has {len(cells)} columns, but the first line names {len(header)}"
+        return f"{has}: is a tab part of a text?"
+    if is_blank(line):
+        return "blank; remove the line"
+    has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
+    needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
+    return f"{has}, but {needs} (columns are numbered from 0); fix or remove the line"
 
 
 def _has_quotes(cell: str) -> bool:
