@@ -64,7 +64,7 @@ class Translation:
 @dataclass(frozen=True)
 class Line:
     """A line to translate: ids of the source and of the target prefix, without eos, and the number
-    of the line, which seeds sampling.
+    of the line in the input, which seeds sampling.
     """
 
     source: NDArray[np.int64]
@@ -160,26 +160,35 @@ class Translator:
         the first line. Without `scored`, translation is faster, but scores may be 0.
         """
         results: list[list[Translation]] = [[Translation("", 0.0)] for _ in lines]
-        indices = [index for index, line in enumerate(lines) if not is_blank(line)]
-        sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
-        if prefixes:
-            prefix_ids = self.loaded.tokenizer.encode([prefixes[index] for index in indices])
-        else:
-            prefix_ids = [[] for _ in indices]
-        limit = self.loaded.positions_limit or math.inf
-        cut = sorted({*cut, *(i for i, ids in enumerate(prefix_ids) if len(ids) >= limit)})
-        to_translate = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
+        encoded, cut = self._encode(lines, prefixes, first)
+        sources = [line.source for line in encoded]
         translate = self._translate_on_ranks if self.ranks.size > 1 else self._translate_batches
         with kept_threads():
             self._limit_threads(sources)
-            batches = [[to_translate[i] for i in batch] for batch in self._batches(sources)]
-            progress(len(lines) - len(indices))
+            batches = [[encoded[index] for index in batch] for batch in self._batches(sources)]
+            progress(len(lines) - len(encoded))
             with closing(translate(batches, scored)) as translated:
                 for batch, translations in zip(batches, translated, strict=True):
                     for line, hypotheses in zip(batch, translations, strict=True):
                         results[line.number - first] = hypotheses
                     progress(len(batch))
-        return results, [indices[i] for i in cut]
+        return results, cut
+
+    def _encode(
+        self, lines: list[str], prefixes: list[str] | None, first: int
+    ) -> tuple[list[Line], list[int]]:
+        """Encode the lines that are not blank. Return them, and the indices in `lines` of those of
+        which a part is not translated, or whose prefix leaves no room for a translation.
+        """
+        indices = [index for index, line in enumerate(lines) if not is_blank(line)]
+        sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
+        prefix_ids: list[list[int]] = [[] for _ in indices]
+        if prefixes:
+            prefix_ids = self.loaded.tokenizer.encode([prefixes[index] for index in indices])
+        limit = self.loaded.positions_limit or math.inf
+        full = [i for i, ids in enumerate(prefix_ids) if len(ids) >= limit]
+        encoded = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
+        return encoded, [indices[i] for i in sorted({*cut, *full})]
 
     def in_windows(self, lines: Iterable[T], limit: int | None = None) -> Iterator[list[T]]:
         """Yield windows of up to `limit` lines (None: `decode.window`) to translate together. The
