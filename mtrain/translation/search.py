@@ -146,12 +146,10 @@ class BeamSearch:
         the hypotheses (of N) and sentences (of B; None: all) that continue, and the new tokens.
         """
         B, W = self.scores.shape
-        log_probs = self.rules.apply(log_probs.view(B, W, -1), self.hypotheses, self.sentences)
-        scores, candidates = self._candidates(log_probs)
-        V = log_probs.shape[2]
-        rows, tokens = candidates // V, candidates % V
-        if B > 1:  # from indices within a sentence's W to indices among all N
-            rows += torch.arange(0, B * W, W, device=self.device)[:, None]
+        V = log_probs.shape[1]
+        log_probs = self.rules.apply(log_probs.view(B, W, V), self.hypotheses, self.sentences)
+        scores, candidates = self._candidates(log_probs)  # (B, C), as `rows` and `tokens`
+        rows, tokens = _among_all(candidates // V, W), candidates % V
         live, ends = scores, None
         if any(self.rules.eos_id in row for row in tokens.tolist()):  # true in few steps only
             ends = tokens == self.rules.eos_id
@@ -294,11 +292,18 @@ def _best_extensions(scores: Tensor, log_probs: Tensor, count: int) -> tuple[Ten
     if log_probs.device.type != "cpu" or W * num_blocks < max(count, MIN_BLOCKS):
         return (scores[:, :, None] + log_probs).view(B, W * V).topk(count)
     maxima = log_probs.view(B, W, num_blocks, size).amax(3) + scores[:, :, None]
-    top = maxima.view(B, W * num_blocks).topk(count).indices
-    rows, blocks_each = top, W * num_blocks
-    if B > 1:  # from indices among a sentence's blocks to indices among all
-        rows = top + torch.arange(0, B * blocks_each, blocks_each, device=top.device)[:, None]
-    blocks = log_probs.view(-1, size).index_select(0, rows.flatten())
-    values = blocks.view(B, count, size) + scores.gather(1, top // num_blocks)[:, :, None]
-    best, where = values.view(B, count * size).topk(count)
-    return best, torch.add(where % size, top.gather(1, where // size), alpha=size)
+    chosen = maxima.view(B, W * num_blocks).topk(count).indices  # (B, count) blocks of a sentence
+    rows = _among_all(chosen, W * num_blocks).flatten()
+    blocks = log_probs.view(-1, size).index_select(0, rows)
+    values = blocks.view(B, count, size) + scores.gather(1, chosen // num_blocks)[:, :, None]
+    best, places = values.view(B, count * size).topk(count)
+    # the index of an extension is the index of its block times the size, plus that in the block
+    return best, torch.add(places % size, chosen.gather(1, places // size), alpha=size)
+
+
+def _among_all(indices: Tensor, count: int) -> Tensor:
+    """Turn indices (B, C) among the `count` items of each sentence into indices among all items."""
+    B = len(indices)
+    if B == 1:
+        return indices
+    return indices + torch.arange(0, B * count, count, device=indices.device)[:, None]
