@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config
 from mtrain.corpus import phrasebook
+from mtrain.corpus.hub import dataset_files, dataset_name, read_dataset
 from mtrain.corpus.lines import (
     DROPPED,
     Reading,
@@ -28,14 +29,7 @@ from mtrain.corpus.lines import (
     require_regular,
     scan_file,
 )
-from mtrain.corpus.tables import (
-    TextRow,
-    dataset_files,
-    dataset_name,
-    read_dataset,
-    read_table,
-    scan_table,
-)
+from mtrain.corpus.tables import TextRow, read_table, scan_table
 from mtrain.runtime.errors import UserError
 
 Pair = tuple[str, str]

@@ -1,20 +1,15 @@
-"""Read pairs from files with a column for each side, and from Hugging Face datasets.
+"""Read pairs from files with a column for each side.
 
 `FORMATS` has an entry for each file format; a new format needs a reader, and its suffix in
 `config.corpora`. Rows are numbered from 1; in a file of lines, a row has the number of its line.
 """
 
-import errno
 import hashlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +27,16 @@ from mtrain.corpus.lines import (
     scan_file,
 )
 from mtrain.corpus.markup import is_quoted_cell
-from mtrain.corpus.parquet import ROWS, open_parquet, parquet_batches
+from mtrain.corpus.parquet import open_parquet, parquet_batches
 from mtrain.corpus.tmx import count_tmx, read_tmx
-from mtrain.runtime.errors import UserError, first_line, is_utf8
+from mtrain.runtime.errors import UserError, is_utf8
 
-_READERS = "datasets.packaged_modules"
-# Suffixes of files and the readers of the library datasets for them.
-SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
-SUFFIXES |= {".arrow": "arrow", ".txt": "text"}
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
 QUOTED = "rows with quotes of CSV, which become part of the text (use JSON lines instead)"
 HEADER = "a first row that looks like names of columns (give them by name: src: {}, tgt: {})"
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
 _NAMES |= {"translation", "reference", "input", "output", *(n.lower() for n in NAMES.values())}
-_ROW_NAMES = "__index_level_0__"  # the first column of a CSV file, if the header does not name it
-_QUOTE = "in a CSV file, put text that holds a comma in double quotes"
-_KINDS = "Parquet, JSON, CSV, Arrow or plain text"
-# Errors of a cache that cannot be written.
-_UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
-BATCH_BYTES = 1 << 27  # approximate bytes of rows read at a time
 
 Row = tuple[int, Any, Any]  # number, and source and target, which need not be texts
 TextRow = tuple[int, str, str]
@@ -82,30 +67,12 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the numbered pairs of a file; raises `RowError` for a row that is not two texts."""
     path, form = reading.root / corpus.file, FORMATS[corpus.kind]
-    return _texts(form.read(corpus, path, reading), corpus, f"{path}{form.before_number}", reading)
+    return texts_of(
+        form.read(corpus, path, reading), corpus, f"{path}{form.before_number}", reading
+    )
 
 
-def read_dataset(corpus: HubCorpus, reading: Reading) -> Iterator[TextRow]:
-    """Yield the numbered pairs of a Hugging Face dataset or local folder; raises `UserError`."""
-    name = f"dataset {dataset_name(corpus)}"
-    rows = _rows_of_batches(_dataset_batches(corpus, reading.root, name), corpus, name)
-    return _texts(rows, corpus, f"{name}: row ", reading)
-
-
-def dataset_files(corpus: HubCorpus, root: Path) -> list[Path]:
-    """Return the cached files of a dataset; none if it is streamed."""
-    if corpus.streaming:
-        return []
-    with _loading(f"dataset {dataset_name(corpus)}"):
-        return [Path(file["filename"]) for file in _load_dataset(corpus, root).cache_files]
-
-
-def dataset_name(corpus: HubCorpus) -> str:
-    """Return the name of a dataset, with its configuration and split."""
-    return " ".join(filter(None, (corpus.dataset, corpus.name, corpus.split)))
-
-
-def _texts(
+def texts_of(
     rows: Iterable[Row], corpus: FileCorpus | HubCorpus, location: str, reading: Reading
 ) -> Iterator[TextRow]:
     """Yield the rows that are two texts, and drop or refuse others; errors name `location` and
@@ -127,9 +94,6 @@ def _texts(
                 reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
                 reason += "drop to leave such pairs out"
                 reading.refuse(RowError(f"{location}{number}", number, reason, "encoding"))
-
-
-# --- TSV, JSON lines and Parquet ----------------------------------------------------------------
 
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -279,9 +243,10 @@ def _paths(row: dict[str, Any]) -> Iterator[str]:
         yield from (f"{name}.{part}" for part in inner) if inner else (name,)
 
 
-def _rows_of_batches(
+def rows_of_batches(
     batches: Iterable[dict[str, list[Any]]], corpus: FileCorpus | HubCorpus, name: str
 ) -> Iterator[Row]:
+    """Yield the numbered rows of batches of columns; `name` is that of the file or dataset."""
     number = 0
     for batch in batches:
         sides = (_column(batch, str(column), name) for column in (corpus.src, corpus.tgt))
@@ -304,139 +269,11 @@ def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
 
 def _read_parquet(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     names = sorted({str(corpus.src), str(corpus.tgt)})
-    return _rows_of_batches(parquet_batches(path, names), corpus, str(path))
+    return rows_of_batches(parquet_batches(path, names), corpus, str(path))
 
 
 def _count_parquet(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
     return int(open_parquet(path).metadata.num_rows)
-
-
-# --- Hugging Face datasets ----------------------------------------------------------------------
-
-
-def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
-    with _loading(name):
-        dataset, batch_size = _load_dataset(corpus, root), ROWS
-        if not corpus.streaming:
-            rows = BATCH_BYTES * dataset.num_rows // max(1, dataset.data.nbytes)
-            batch_size = min(ROWS, 1 + rows)
-        yield from dataset.iter(batch_size=batch_size)
-
-
-def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
-    import datasets  # slow to import; only `dataset:` entries need it
-
-    datasets.disable_progress_bars()
-    for library in ("datasets", "huggingface_hub"):  # their warnings quote the card
-        logging.getLogger(library).setLevel(logging.ERROR)
-    load = _load_directory if (root / corpus.dataset).is_dir() else _load_from_hub
-    return load(corpus, root, {"split": corpus.split, "streaming": corpus.streaming})
-
-
-def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
-    """Load a local folder of files of one kind."""
-    from datasets import load_dataset
-
-    name = corpus.dataset
-    reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
-    if reader != "csv":
-        return load_dataset(reader, data_files=files, **options)
-    options |= _local_csv_options(chain.from_iterable(files.values()))
-    dataset = load_dataset(reader, data_files=files, **options)
-    # a streamed dataset has no column names until a row is read
-    if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
-        raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
-    return dataset
-
-
-def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
-    """Load a dataset from the hub; refuse files of unknown kinds and files from elsewhere."""
-    from datasets import load_dataset, load_dataset_builder
-
-    name = corpus.dataset
-    if name.startswith(("/", ".")):
-        raise UserError(
-            f"dataset {name}: no such folder: {(root / name).absolute()}; name one that exists"
-        )
-    if name.isidentifier() and find_spec(f"{_READERS}.{name}"):
-        raise UserError(
-            f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "
-            "of the hub or a local folder"
-        )
-    builder = load_dataset_builder(name, corpus.name)
-    for file in chain.from_iterable((builder.config.data_files or {}).values()):
-        if not file.startswith("hf://"):
-            raise UserError(
-                f"dataset {name}: its card names {file}, which is not part of the dataset; name a "
-                "local folder with the files"
-            )
-    # the reader whose class the builder is, or derives from
-    modules = (base.__module__.removeprefix(f"{_READERS}.") for base in type(builder).__mro__)
-    readers = {module.split(".")[0] for module in modules}
-    if readers.isdisjoint({*SUFFIXES.values(), "cache"}):
-        raise UserError(f"dataset {name}: its files are not {_KINDS}; convert them")
-    options |= _csv_options(corpus) if "csv" in readers else {}
-    return load_dataset(name, corpus.name, **options)
-
-
-def _csv_options(corpus: HubCorpus) -> dict[str, Any]:
-    """Return options that make the CSV reader keep text as it is; by default it reads 007 as a
-    number and None as null.
-    """
-    columns = [corpus.src, corpus.tgt]
-    return {"converters": dict.fromkeys(columns, str), "keep_default_na": False, "usecols": columns}
-
-
-def _local_csv_options(files: Iterable[str]) -> dict[str, Any]:
-    """Return the same options for files on disk, without `usecols`: with it, the reader drops the
-    end of a row that has too many cells, such as text with a comma and no quotes.
-    """
-    import pandas
-
-    headers = (pandas.read_csv(file, nrows=0, encoding_errors="replace") for file in files)
-    columns = set(chain.from_iterable(header.columns for header in headers))
-    return {"converters": dict.fromkeys(sorted(columns), str), "keep_default_na": False}
-
-
-def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
-    """Return the reader for the files of a local dataset, and the files of each split. The card of
-    the dataset is not read: it may name any file or address.
-    """
-    import datasets
-
-    files = datasets.load_dataset_builder("text", data_dir=str(directory)).config.data_files
-    by_reader: dict[str, dict[str, list[str]]] = {}  # reader -> split -> files
-    for split, paths in files.items():
-        for path in paths:
-            readers = [SUFFIXES[suffix] for suffix in Path(path).suffixes if suffix in SUFFIXES]
-            if readers:
-                by_reader.setdefault(readers[0], {}).setdefault(split, []).append(path)
-    if "arrow" in by_reader:
-        by_reader.pop("json", None)  # the library describes Arrow files in JSON files
-    if len(by_reader) != 1:
-        found = ", ".join(sorted(by_reader)) or "none"
-        raise UserError(f"dataset {directory}: needs files of one kind, {_KINDS}; it has {found}")
-    return by_reader.popitem()
-
-
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    """Turn errors of the library into `UserError`."""
-    from datasets.exceptions import DatasetsError
-    from pandas.errors import ParserError
-
-    # errors of a malformed dataset card
-    card_errors = (AttributeError, LookupError, TypeError, ValueError)
-    try:
-        yield
-    except (*card_errors, OSError, RuntimeError, ImportError, DatasetsError) as error:
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        advice = ""
-        if isinstance(cause, OSError) and cause.errno in _UNWRITABLE:
-            advice = "; if that is the cache of datasets, set HF_HOME to another directory"
-        elif isinstance(cause, ParserError):
-            advice = f"; {_QUOTE}"
-        raise UserError(f"{name}: cannot load: {first_line(cause)}{advice}") from None
 
 
 FORMATS = {

@@ -17,7 +17,7 @@ from conftest import made_up_pairs, random_model, run_mtrain
 
 from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
-from mtrain.corpus import tables
+from mtrain.corpus import hub
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.export import convert, ctranslate2_format, marian_format
 from mtrain.export.parity import Agreement, Difference, Engine
@@ -321,7 +321,7 @@ def test_without_lines_to_compare_on_a_sample_can_be_named(
     message: str,
 ) -> None:
     """A hub is asked for no dataset."""
-    monkeypatch.setattr(tables, "_load_dataset", None)
+    monkeypatch.setattr(hub, "_load_dataset", None)
     sample, config = None, loaded_model.config
     if isinstance(given, str):
         sample = tmp_path / "sample"

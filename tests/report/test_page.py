@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 
 import mtrain
 from mtrain.config.loading import load_config
-from mtrain.corpus import tables
+from mtrain.corpus import hub
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
 from mtrain.report.curves import BUCKETS, MAX_ROWS, Chart, Series, charts_of, downsample
@@ -384,7 +384,7 @@ def test_a_corpus_that_is_not_the_run_s_text_is_not_on_the_page(
     """A config may name any file of this machine, or a dataset that is not asked for; what is not
     the run's, by its hash, is left out wherever a message or an example could quote it.
     """
-    monkeypatch.setattr(tables, "_load_dataset", None)
+    monkeypatch.setattr(hub, "_load_dataset", None)
     file = copy.parent / "id.tsv"
     file.write_text(text)
     corpus = {key: value.format(file=file) for key, value in CORPORA[text].items()}
