@@ -115,11 +115,13 @@ class Job:
         config_file: Path | None = None,
         metric: ExternalMetric | None = None,
     ) -> None:
-        self.metric, self.command = metric, metric.command if metric else None
-        self.previous: Status | None = None  # the status before this start
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
+        self.metric = metric
+        self.command = metric.command if metric else None
         self.run = RunDirectory(Path(config.run_dir), ranks.on_rank_0(partial(board_of, config)))
-        self.step, self.has_status = 0, False
+        self.previous: Status | None = None  # the status before this start
+        self.has_status = False  # whether the status is that of this start
+        self.step = 0  # of the last complete checkpoint
 
     def _check_restart(self) -> None:
         """Raise `StoppedError` if torchrun restarts a job that is over. Count the time limit from
@@ -259,25 +261,13 @@ class Job:
             refuse_worthless_text(preparation)
 
     def _prepare(self) -> Prepared:
-        """Make missing synthetic text. Then prepare all text on rank 0, and afterwards on the other
-        ranks, whose machines may lack rank 0's cache. Refuse ranks that read different text.
+        """Prepare all text on rank 0, and afterwards on the other ranks, whose machines may lack
+        rank 0's cache. Refuse ranks that read different text. Return the text with the fingerprints
+        of all that must not change within the run.
         """
         ranks = self.ranks
-        synthetic = [number for number, entry in enumerate(self.config.data.train) if entry.model]
-        has_begun = (self.run.path / layout.RUN).exists()  # before, synthetic text may be replaced
-        without_synthetic = with_synthetic_text(self.config, skip=[] if has_begun else synthetic)
-        preparation = Preparation(without_synthetic, self.stop)
-        ranks.on_rank_0(partial(self._begin_run, preparation))
-        if records := synthesize(self.config, self.run, self.stop, ranks):
-            preparation = Preparation(with_synthetic_text(self.config), self.stop)
-
-        def prepare_vocabulary() -> bytes:
-            compatibility.check_data(self.run, preparation.fingerprints)
-            self._begin()
-            compatibility.check_data(self.run, preparation.prepared.fingerprints)
-            return preparation.tokenizer.proto
-
-        vocabulary = ranks.from_rank_0(prepare_vocabulary, bytes)
+        preparation, records = self._make_synthetic_text()
+        vocabulary = ranks.from_rank_0(partial(self._prepare_vocabulary, preparation), bytes)
         if not ranks.is_rank_0:
             preparation.tokenizer = Tokenizer(vocabulary)
         prepared = ranks.on_all_ranks(lambda: preparation.prepared)
@@ -286,6 +276,27 @@ class Job:
         if self.command:
             fingerprints["metric_command"] = self.command
         return replace(prepared, fingerprints=fingerprints)
+
+    def _make_synthetic_text(self) -> tuple[Preparation, dict[str, Any]]:
+        """Begin the run and make missing synthetic text. Return the preparation of all text, and
+        the records of synthetic text.
+        """
+        # before a run has begun, its synthetic text may be replaced
+        skip: list[int] = []
+        if not (self.run.path / layout.RUN).exists():
+            skip = [number for number, entry in enumerate(self.config.data.train) if entry.model]
+        preparation = Preparation(with_synthetic_text(self.config, skip=skip), self.stop)
+        self.ranks.on_rank_0(partial(self._begin_run, preparation))
+        if records := synthesize(self.config, self.run, self.stop, self.ranks):
+            preparation = Preparation(with_synthetic_text(self.config), self.stop)
+        return preparation, records
+
+    def _prepare_vocabulary(self, preparation: Preparation) -> bytes:
+        """Replace the previous status, prepare the text and return the vocabulary, on rank 0."""
+        compatibility.check_data(self.run, preparation.fingerprints)
+        self._begin()
+        compatibility.check_data(self.run, preparation.prepared.fingerprints)
+        return preparation.tokenizer.proto
 
     def _trainer(self, prepared: Prepared) -> Trainer:
         job = self.stop, self.ranks, self.metric, self.step_batches
