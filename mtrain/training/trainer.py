@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from mtrain.config.schema import Config
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
+from mtrain.data.prepare import Prepared
 from mtrain.runs import layout
 from mtrain.runtime import files
 from mtrain.runtime.device import out_of_memory_as
@@ -51,6 +52,19 @@ def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
+def _warnings_of_text(config: Config, prepared: Prepared) -> Iterator[str]:
+    """Yield warnings of text that is small, or not prepared for its vocabulary or for BLEU."""
+    sets = (*prepared.valid, *prepared.tests.values())
+    references = {
+        key: text.references for key, text in zip(config.data.scored_corpora, sets, strict=True)
+    }
+    sizes = {key: len(lines) for key, lines in references.items()}
+    from_scratch = config.train.init_from is None
+    yield from text_warnings(len(prepared.store), sizes, from_scratch=from_scratch)
+    yield from tokenizer_warnings(config.data, references)
+    yield from normalization_warnings(prepared.tokenizer.normalization, references)
+
+
 class Trainer:
     """The training loop of one rank. Each rank computes its micro-batches of a step; rank 0
     writes.
@@ -59,7 +73,7 @@ class Trainer:
     def __init__(self, session: Session) -> None:
         self.config, self.prepared, self.run_dir = session.config, session.prepared, session.run
         self.stop, self.ranks = session.stop, session.ranks
-        config, train, tokenizer = session.config, session.config.train, session.prepared.tokenizer
+        config, tokenizer = session.config, session.prepared.tokenizer
         self.ids = SpecialIds.of(tokenizer)
         self.blocks = session.blocks
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
@@ -68,20 +82,30 @@ class Trainer:
         self.spare = sums.new_empty(sums.shape if self.ranks.size > 1 else 0)  # received sums
         self.checkpoints = Checkpoints(session, self.learner)
         self.validation = Validation(session, self.checkpoints)
-        sampler, augmenter, store, seed = None, None, self.prepared.store, config.seed
-        if any(train.augment.model_dump().values()):
-            augmenter = Augmenter(tokenizer, train.augment, seed, config.data.max_length)
-        if train.subword_sampling is not None:
-            sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
-        step_batches = self.blocks.micro_batches
-        widths = self.learner.machine.row_widths(config)
-        self.batches = TokenBatches(
-            store, train.max_tokens, seed, self.ids, step_batches, sampler, augmenter, widths
-        )
-        self.rate = make_schedule(train, config.model.d_model)
+        self.batches = self._token_batches()
+        self.rate = make_schedule(config.train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
         self.request: Request | None = None  # to stop, agreed by all ranks
         self._restart_clock()
+
+    def _token_batches(self) -> TokenBatches:
+        """Return the training stream, with what changes its pairs in each epoch."""
+        config, train, tokenizer = self.config, self.config.train, self.prepared.tokenizer
+        sampler = augmenter = None
+        if train.subword_sampling is not None:
+            sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
+        if any(train.augment.model_dump().values()):
+            augmenter = Augmenter(tokenizer, train.augment, config.seed, config.data.max_length)
+        return TokenBatches(
+            self.prepared.store,
+            train.max_tokens,
+            config.seed,
+            self.ids,
+            self.blocks.micro_batches,
+            sampler,
+            augmenter,
+            row_widths=self.learner.machine.row_widths(config),
+        )
 
     def run(self) -> None:
         """Train to the end, then average and test; raises `StoppedError` once a stop is saved."""
@@ -146,16 +170,7 @@ class Trainer:
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
-            keys, prepared = self.config.data.scored_corpora, self.prepared
-            texts = zip(keys, (*prepared.valid, *prepared.tests.values()), strict=True)
-            references = {key: text.references for key, text in texts}
-            sets = {key: len(lines) for key, lines in references.items()}
-            from_scratch = self.config.train.init_from is None
-            for warning in chain(
-                text_warnings(len(prepared.store), sets, from_scratch=from_scratch),
-                tokenizer_warnings(self.config.data, references),
-                normalization_warnings(prepared.tokenizer.normalization, references),
-            ):
+            for warning in _warnings_of_text(self.config, self.prepared):
                 logger.warning("%s", warning)
         for warning in forecast.warnings(self.config.train):
             logger.warning("%s", warning)
