@@ -17,6 +17,7 @@ by `mtrain check`.
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
@@ -202,13 +203,15 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
         quoted = list(filter(_is_quoted, texts))
-        cells, count = [text for text in quoted if is_quoted_cell(text.strip())], len(quoted)
-        fraction = f"{count / max(1, len(texts)):.0%} of the {name}"
-        if len(texts) >= MIN_TEXTS and count >= MAX_QUOTED * len(texts):
+        cells = [text for text in quoted if is_quoted_cell(text.strip())]
+        with_comma = [text for text in cells if "," in text]
+        with_quote = [text for text in cells if '""' in text]
+        fraction = f"{len(quoted) / max(1, len(texts)):.0%} of the {name}"
+        if len(texts) >= MIN_TEXTS and len(quoted) >= MAX_QUOTED * len(texts):
             which = fraction
-        elif _hold_all(cells, texts, ",", MIN_TEXTS, count):
+        elif len(with_comma) >= MIN_TEXTS and _are_most(with_comma, quoted, texts, ","):
             which = f"{fraction}, those that hold a comma,"
-        elif _hold_all([text for text in cells if '""' in text], texts, '"', MIN_CELLS, count):
+        elif len(with_quote) >= MIN_CELLS and _are_most(with_quote, quoted, texts, '"'):
             which = f"{fraction}, those that hold a quote,"
         else:
             continue
@@ -223,13 +226,10 @@ def _is_quoted(text: str) -> bool:
     return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
 
 
-def _hold_all(cells: list[str], texts: Sequence[str], mark: str, least: int, quoted: int) -> bool:
-    """Whether at least `least` cells contain a mark, and they are nearly all of the texts that
-    contain it, and of the texts that are quoted.
-    """
-    holding = sum(mark in text for text in cells)
-    others = max(sum(mark in text for text in texts), quoted)
-    return holding >= max(least, MAX_QUOTED * others)
+def _are_most(cells: list[str], quoted: list[str], texts: Sequence[str], mark: str) -> bool:
+    """Whether cells are nearly all of the quoted texts, and of the texts that contain a mark."""
+    with_mark = sum(mark in text for text in texts)
+    return len(cells) >= MAX_QUOTED * max(len(quoted), with_mark)
 
 
 def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
@@ -260,23 +260,23 @@ def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator
     """Yield a message if texts of one side, or some of the pairs, have spaces before commas or
     periods, as a tokenizer leaves them.
     """
-    has_spaces = [
+    src, tgt = (
         [SPACE_BEFORE_MARK.search(text) is not None for text in texts]
         for texts in (sources, targets)
-    ]
-    for own, other, name in zip(has_spaces, has_spaces[::-1], ("source", "target"), strict=True):
+    )
+    for own, other, name in ((src, tgt, "source"), (tgt, src, "target")):
         count = sum(here and not there for here, there in zip(own, other, strict=True))
         if count >= max(MIN_TEXTS, MAX_TOKENIZED * len(own)):
             yield (
                 f"{count / len(own):.0%} of the {name}s have spaces before commas or periods, but "
                 "the texts of the other side do not; use text that is not tokenized"
             )
-    with_marks = [
-        is_spaced
-        for src, tgt, *is_spaced in zip(sources, targets, *has_spaces, strict=True)
-        if MARK.search(src) and MARK.search(tgt)
+    has_marks = [
+        MARK.search(source) is not None and MARK.search(target) is not None
+        for source, target in zip(sources, targets, strict=True)
     ]
-    both, neither = with_marks.count([True, True]), with_marks.count([False, False])
+    with_marks = list(compress(zip(src, tgt, strict=True), has_marks))
+    both, neither = with_marks.count((True, True)), with_marks.count((False, False))
     if min(both, neither) >= max(MIN_TEXTS, MIN_MIXED * len(with_marks)):
         yield (
             f"{both / len(with_marks):.0%} of the pairs with commas or periods have spaces before "
