@@ -99,10 +99,10 @@ def other_language(texts: Sequence[str], language: str) -> str:
     best = str(codes[parts.sum(0).argmax()])
     if _are_distinct(language, best):
         return ""
-    of_it, of_own = FREQUENT[best] - own, own - FREQUENT[best]
-    evidence = _larger_side([[len(line & of_it), len(line & of_own)] for line in lines])
-    count, against = int((evidence > 0).sum()), int((evidence < 0).sum())
-    return best if count > max(MIN_WITH_WORDS * len(texts), MUCH_MORE * against) else ""
+    only_best, only_own = FREQUENT[best] - own, own - FREQUENT[best]
+    larger = _larger_side([[len(line & only_best), len(line & only_own)] for line in lines])
+    in_best, in_own = int((larger > 0).sum()), int((larger < 0).sum())
+    return best if in_best > max(MIN_WITH_WORDS * len(texts), MUCH_MORE * in_own) else ""
 
 
 def lacks_frequent_words(
@@ -178,7 +178,9 @@ def _language_of_each(texts: Sequence[str], language: str, other: str) -> NDArra
 
 
 def _larger_side(counts: list[list[int]], much_more: int = MUCH_MORE) -> NDArray[np.int64]:
-    """Return for each pair of counts 1 if the first is far larger, -1 if the second is, else 0."""
+    """Return for each pair of counts 1 if the first is more than `much_more` times the second, -1
+    if the second is more than that times the first, else 0.
+    """
     first, second = np.array(counts, np.int64).reshape(len(counts), 2).T
     return np.where(first > much_more * second, 1, np.where(second > much_more * first, -1, 0))
 

@@ -354,8 +354,8 @@ class Synthesizer:
     def _seal(
         self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
     ) -> SyntheticText:
-        """Write the pairs to train on into the run. `scores` has one for each pair, NaN if its line
-        has a fault. Raises `UserError` if the text has changed since it was scanned.
+        """Write the pairs to train on into the run. `scores` has the score of each pair, NaN if its
+        line has a fault. Raises `UserError` if the text has changed since it was scanned.
         """
         keep = ~np.isnan(scores)
         if worst := int(self.entry.drop_worst * keep.sum()):
@@ -373,8 +373,11 @@ class Synthesizer:
         )
 
         def write(directory: Path) -> None:
-            shards = enumerate(self._shards(Counter()))
-            lines = chain.from_iterable(zip(p, self._shard(n, p), strict=True) for n, p in shards)
+            translated = (
+                zip(pairs, self._shard(number, pairs), strict=True)
+                for number, pairs in enumerate(self._shards(Counter()))
+            )
+            lines = chain.from_iterable(translated)
             with files.create(directory / synthetic.PAIRS) as out:
                 for (given, _), line in compress(lines, keep.tolist()):
                     sides = {"src": given, "tgt": given, self.entry.synthetic_side: line.text}

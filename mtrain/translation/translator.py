@@ -234,7 +234,8 @@ class Translator:
         translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
         at_once = min(threads, len(batches), MAX_THREADS)
         results: Generator[Translated]
-        if self.loaded.device.type != "cpu" or (at_once < 2 and self.threads in (None, threads)):
+        is_simple = at_once < 2 and self.threads in (None, threads)
+        if self.loaded.device.type != "cpu" or is_simple:
             results = (translate(batch) for batch in batches)
         elif self.in_processes and len(batches) >= self._max_at_once >= MIN_PROCESSES:
             results = _in_processes(translate, batches, self._max_at_once)
