@@ -331,11 +331,12 @@ class TokenBatches:
         random = np.random.default_rng([self.seed, epoch, pool + 1])
         drawn = [self._visit(int(start), int(stop), part, random) for start, stop, part in visits]
         rows = np.concatenate([rows for rows, _ in drawn])
-        lengths = np.concatenate([lengths for _, lengths in drawn]) + 1
         pairs: IdPairs | None = None
         if self.augmenter or self.sampler:
             pairs = self._changed(rows, epoch, random)
             lengths = lengths_of(pairs)
+        else:
+            lengths = np.concatenate([lengths for _, lengths in drawn]) + 1  # with eos
         shuffle = random.permutation(len(rows))
         batches = pack_by_tokens(lengths[shuffle], self.max_tokens, self.row_widths)
         planned = []
@@ -348,7 +349,9 @@ class TokenBatches:
         return planned
 
     def _changed(self, rows: NDArray[np.int64], epoch: int, random: np.random.Generator) -> IdPairs:
-        """Read, augment and segment pairs; raises `CancelledError` after `close`."""
+        """Return the pairs with these indices, augmented and segmented anew; raises
+        `CancelledError` after `close`.
+        """
         if self.sampler:
             random = np.random.default_rng(int(random.integers(1 << 32)))
         changed: IdPairs = []
@@ -365,7 +368,7 @@ class TokenBatches:
     def _visit(
         self, start: int, stop: int, fraction: float, random: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Draw a fraction of the pairs of a block; return their indices and lengths."""
+        """Draw a fraction of the pairs of a block; return their indices and lengths without eos."""
         rows, lengths = np.arange(start, stop), self.store.lengths_of(start, stop)
         if fraction < 1:
             is_drawn = random.random(len(rows)) < fraction
