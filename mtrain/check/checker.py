@@ -183,14 +183,7 @@ class Checker:
                 findings.usable += int((~chunk.blank.any(0) & ~is_long).sum())
             yield chunk
         shifts.finish()
-        # the reported stretches cover these rows, and say more
-        findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
-        findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
-        findings.remove_few("marked", max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
-        if shifts.pairs > MAX_WRONG * findings.pairs:
-            findings.remove("unrelated")
-        if findings.count("encoding", "dropped") > findings.pairs:
-            findings.remove("language")  # most rows cannot be read; the rest may be in ASCII only
+        _remove_explained(findings, shifts)
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")
@@ -218,6 +211,18 @@ class Checker:
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
+
+
+def _remove_explained(findings: Findings, shifts: Shifts) -> None:
+    """Remove findings of a corpus that another finding explains, or that may be due to chance."""
+    # the reported stretches cover these rows, and say more
+    findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
+    findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
+    findings.remove_few("marked", max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
+    if shifts.pairs > MAX_WRONG * findings.pairs:
+        findings.remove("unrelated")
+    if findings.count("encoding", "dropped") > findings.pairs:
+        findings.remove("language")  # most rows cannot be read; the rest may be in ASCII only
 
 
 def _report_duplicates(
