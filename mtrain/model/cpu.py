@@ -139,25 +139,27 @@ class _Attend(torch.autograd.Function):
         mask = _dropout_mask(weights, p, generator) if p > 0 else None
         ctx.save_for_backward(q, k, v, weights, mask)
         ctx.sizes, ctx.scale, ctx.p = (B, T, S, H), scale, p
-        ctx.rows = len(query), None if source is None else len(source)
+        ctx.query_rows = len(query)
+        ctx.source_rows = None if source is None else len(source)
         return _join_heads(query, len(query), B, T, H, _masked(weights, mask, p).bmm(v))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights, mask = ctx.saved_tensors
-        (B, T, S, H), (rows, source_rows), out_grad = ctx.sizes, ctx.rows, grads[0]
+        (B, T, S, H), out_grad = ctx.sizes, grads[0]
         (grad,) = _split_heads(out_grad, B, T, H, 1)
         value_grad = _masked(weights, mask, ctx.p).transpose(1, 2).bmm(grad)
+        # through the softmax: weights * (their gradient - sum(weights * their gradient))
         scores_grad = _masked(grad.bmm(v.transpose(1, 2)), mask, ctx.p).mul_(weights)
         scores_grad -= weights * scores_grad.sum(-1, keepdim=True)
         scores_grad *= ctx.scale
         query_grad, key_grad = scores_grad.bmm(k), scores_grad.transpose(1, 2).bmm(q)
-        if source_rows is None:
-            joined = _join_heads(out_grad, rows, B, T, H, query_grad, key_grad, value_grad)
-            return joined, None, None, None, None, None
-        for_query = _join_heads(out_grad, rows, B, T, H, query_grad)
-        for_source = _join_heads(out_grad, source_rows, B, S, H, key_grad, value_grad)
-        return for_query, for_source, None, None, None, None
+        if ctx.source_rows is None:
+            parts = query_grad, key_grad, value_grad
+            return _join_heads(out_grad, ctx.query_rows, B, T, H, *parts), *[None] * 5
+        for_query = _join_heads(out_grad, ctx.query_rows, B, T, H, query_grad)
+        for_source = _join_heads(out_grad, ctx.source_rows, B, S, H, key_grad, value_grad)
+        return for_query, for_source, *[None] * 4
 
 
 attend_rows: Callable[..., Tensor] = _Attend.apply
