@@ -85,17 +85,7 @@ def check_options(
     `display_name` returns the name of an option for messages.
     """
     options = {name: value for name, value in given.items() if value is not None}
-    for name, lowest, highest in (
-        ("n_best", 1, MAX_HYPOTHESES),
-        ("mbr", 2, MAX_HYPOTHESES),
-        ("seed", 0, math.inf),
-    ):
-        value = options.get(name, lowest)
-        expected = "0 or larger" if name == "seed" else f"from {lowest} to {highest}"
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise RefusedError(f"{display_name(name)} {value!r}: must be an integer, {expected}")
-        if not lowest <= value <= highest:
-            raise RefusedError(f"{display_name(name)} {value}: must be {expected}")
+    _check_integers(options, display_name)
     for name in options:
         if "mbr" in options and name in ("n_best", "beam_size"):
             advice = (
@@ -112,6 +102,21 @@ def check_options(
     if "beam_size" in options and (n_best := options.get("n_best", 1)) > decode.beam_size:
         larger = f"use {display_name('beam_size')} {n_best} or more"
         raise RefusedError(f"{display_name('n_best')} {n_best}: more than the beam holds; {larger}")
+
+
+def _check_integers(options: Mapping[str, Any], display_name: Callable[[str], str]) -> None:
+    """Raise `RefusedError` for numbers of a wrong type or range."""
+    for name, lowest, highest in (
+        ("n_best", 1, MAX_HYPOTHESES),
+        ("mbr", 2, MAX_HYPOTHESES),
+        ("seed", 0, math.inf),
+    ):
+        value = options.get(name, lowest)
+        expected = "0 or larger" if name == "seed" else f"from {lowest} to {highest}"
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise RefusedError(f"{display_name(name)} {value!r}: must be an integer, {expected}")
+        if not lowest <= value <= highest:
+            raise RefusedError(f"{display_name(name)} {value}: must be {expected}")
 
 
 class Translator:
