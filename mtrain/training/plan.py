@@ -182,12 +182,9 @@ def make_forecast(
     parameters, moments = model.num_parameters, _num_moments(model, train)
     checkpoint_bytes = 4 * parameters + vocabulary_bytes
     disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters, moments)
-    buffers = 1 + (blocks.largest - 1).bit_length()  # each of the size of the gradients
-    if machine.device == "cpu":
-        buffers = max_sums(blocks.largest, max_slices(train.max_tokens), machine.workers)
-    # for the sums that another rank sends; for the moving average
-    buffers += int(ranks.size > 1) + int(train.ema_decay is not None)
-    state = 4 * (parameters + moments + buffers * parameters)
+    copies = 1 + _num_sums(machine, blocks, train)
+    copies += int(ranks.size > 1)  # for the sums that another rank sends
+    copies += int(train.ema_decay is not None)  # for the moving average
     step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
     epochs = train.max_steps * step_batches / max(1, micro_batches)
     numbers: dict[str, Any] = {
@@ -204,7 +201,7 @@ def make_forecast(
         "peak_step": peak_step,
         "checkpoint_bytes": checkpoint_bytes,
         "disk_bytes": disk_bytes,  # at most, during the run
-        "state_bytes": state,
+        "state_bytes": 4 * (copies * parameters + moments),
     }
     work = 6.0 * parameters * numbers["tokens_per_step"] * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
@@ -255,6 +252,13 @@ def _thread_warning(machine: MachineSettings, ranks: Ranks) -> str | None:
         f"train.threads: {used:,} are more than the cores that may be used ({cores}), which is "
         f"slow; use a machine with more cores, or train.threads: {fewer} in a new run"
     )
+
+
+def _num_sums(machine: MachineSettings, blocks: Blocks, train: TrainConfig) -> int:
+    """Return the number of sums of gradients in memory, each as large as the weights."""
+    if machine.device == "cpu":
+        return max_sums(blocks.largest, max_slices(train.max_tokens), machine.workers)
+    return 1 + (blocks.largest - 1).bit_length()
 
 
 def _num_moments(model: Transformer, train: TrainConfig) -> int:
