@@ -303,17 +303,14 @@ class Validation:
         self, name: str, text: ScoredText, best: str, step: int, load: Callable[[], LoadedModel]
     ) -> None:
         """Score a test set, unless the history has its scores for this model, text and search."""
-        tokenize = self.config.data.tokenizer_of(text.corpus)
         identity = {
             "checkpoint": best,
             "step": step,
             "sha256": text.sha256,
             "decode": self.config.decode.model_dump(),
-            "tokenize": tokenize,
+            "tokenize": self.config.data.tokenizer_of(text.corpus),
         }
         stored = self.history.tests.get(name, {})
-        if "tokenize" not in stored and f"|tok:{tokenize}" in stored.get("signature", ""):
-            stored = {**stored, "tokenize": tokenize}  # of an earlier version
         if identity.items() <= stored.items():
             return
         if stored and self.ranks.is_rank_0:

@@ -678,21 +678,6 @@ def test_a_complete_run_says_so_and_changes_nothing(run: Path, warnings: Callabl
     assert status(run)["exit_code"] == 0
 
 
-def test_a_test_of_an_earlier_version_counts(run: Path) -> None:
-    start(run)
-    stored = json.loads((run / "best.json").read_text())
-    del stored["tests"]["held_out"]["tokenize"]
-    (run / "best.json").write_text(json.dumps(stored))
-    before = contents(run)
-    start(run)
-    assert contents(run) == before
-    # unless its signature names another tokenizer
-    text = (run / "best.json").read_text()
-    (run / "best.json").write_text(text.replace("|tok:13a|", "|tok:intl|"))
-    start(run)
-    assert "|tok:13a|" in best_of(run)["tests"]["held_out"]["signature"]
-
-
 def test_a_complete_run_is_tested_again_with_another_search_or_text(run: Path) -> None:
     directory, found, tokenizers = config_of_all().parent / "data", list[Any](), list[str]()
     for change in (
