@@ -220,7 +220,9 @@ def _remove_explained(findings: Findings, shifts: Shifts) -> None:
     findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
     findings.remove_few("marked", max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
     if shifts.pairs > MAX_WRONG * findings.pairs:
-        findings.remove("unrelated")
+        findings.remove("unrelated", "cut")
+    if findings.has("unrelated"):
+        findings.remove("cut")
     if findings.count("encoding", "dropped") > findings.pairs:
         findings.remove("language")  # most rows cannot be read; the rest may be in ASCII only
 

@@ -103,7 +103,7 @@ _ESCAPED = re.compile(
 _DIGIT = re.compile(r"\d")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
-# The parts of a word that was divided at the end of a line, or of two words: "Vor- und Nachteile".
+# The parts of a word that was divided at the end of a line.
 _DIVIDED = regex.compile(r"(\p{L}{2,})- (\p{Ll}{3,})")
 # A dash, a bullet, a time or a number of a list at the start of a text.
 _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
@@ -147,7 +147,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     has_other_digits = np.array(list(map(_have_other_digits, *chunk.texts)), bool)
     chunk.report(
         "digits",
-        ~is_reported & (evidence >= 0) & has_other_digits,
+        (evidence > 0) & has_other_digits,
         ranks=chunk.lengths.sum(1).astype(float),  # the numbers of short texts are easily seen
     )
     return evidence, misfit
@@ -307,12 +307,16 @@ def _find_text_faults(chunk: Chunk) -> None:
 
 
 def _find_divided_words(chunk: Chunk, profile: Profile) -> None:
-    """Report texts with a word that is divided by a hyphen and a space, but elsewhere is not."""
+    """Report texts with a word that is divided by a hyphen and a space. The joined word must not
+    be rarer than its second part: "und" in "Vor- und Nachteile" is a word of its own.
+    """
     for side, texts in enumerate(chunk.texts):
         positions = np.full(len(texts), -1)
         for row, text in enumerate(texts):
             for match in _DIVIDED.finditer(text) if "- " in text else ():
-                if (match[1] + match[2]).lower() in profile.known_words[side]:
+                counts = profile.word_counts[side]
+                joined = counts[(match[1] + match[2]).lower()]
+                if joined and joined >= counts[match[2]]:
                     positions[row] = match.start()
                     break
         chunk.report("divided", positions >= 0, side, positions=positions)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from heapq import nlargest
-from itertools import chain, groupby, product
+from itertools import groupby, product
 from operator import attrgetter
 
 import numpy as np
@@ -159,10 +159,14 @@ class Profile:
         self.has_associations = self.has_words and mean >= MIN_EVIDENCE
 
     @cached_property
-    def known_words(self) -> tuple[set[str], ...]:
-        """The words of the source texts and of the target texts, in lower case."""
-        texts = (chain.from_iterable(part.texts[side] for part in self.sample) for side in (0, 1))
-        return tuple(set[str]().union(*map(words_of, side_texts)) for side_texts in texts)
+    def word_counts(self) -> list[Counter[str]]:
+        """The number of source texts, and of target texts, with each word in lower case."""
+        return [
+            Counter(
+                word for part in self.sample for text in part.texts[side] for word in words_of(text)
+            )
+            for side in (0, 1)
+        ]
 
     @cached_property
     def third_languages(self) -> dict[tuple[str, str], list[ThirdLanguage]]:

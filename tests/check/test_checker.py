@@ -517,6 +517,22 @@ def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     assert ("data.train.0", "unrelated") in kinds(folder.look())
 
 
+@pytest.mark.parametrize("kind", ["unrelated", "slip"])
+def test_sentences_do_not_seem_cut_off_by_a_title_on_the_other_side(
+    folder: Folder, kind: str
+) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    for row, line in enumerate(src):
+        if len(line) > 60:  # a sentence
+            src[row] += b"."
+            tgt[row] += b"."
+    if kind == "slip":
+        tgt.insert(1500, tgt.pop())
+    else:
+        random.Random(5).shuffle(tgt)
+    assert {found_kind for _, found_kind in kinds(folder.look())} == {kind}
+
+
 @pytest.mark.parametrize("every", [2, 5, 20])
 def test_lines_in_a_script_that_is_not_the_language_s_are_found_however_many(
     folder: Folder, every: int
