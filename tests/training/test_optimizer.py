@@ -116,22 +116,36 @@ def test_muons_updates_are_those_of_torch() -> None:
             torchs.step()
     moved = max(float((a - b).abs().max()) for a, b in zip(values(ours), start, strict=True))
     torch.testing.assert_close(values(ours), values(theirs), rtol=0, atol=0.02 * moved)
+    for name, weight in zip(MUON, weights, strict=True):  # torch's momentum is of 5% of gradients
+        momentum = 0.05 * optimizer.moments()[f"{name}.momentum"]
+        torch.testing.assert_close(momentum, muon.state[weight]["momentum_buffer"])
 
 
-def test_stacked_matrices_are_updated_each_by_itself() -> None:
-    whole, parts = nn.Linear(4, 12, bias=False), [nn.Linear(4, 4, bias=False) for _ in range(3)]
+def test_each_matrix_is_updated_by_itself() -> None:
+    """Whether one weight stacks them, weights of one shape are updated together, or each alone."""
     torch.manual_seed(1)
-    grad = torch.randn(12, 4) * torch.arange(1, 13)[:, None]
-    for part, weight, slope in zip(parts, whole.weight.chunk(3), grad.chunk(3), strict=True):
-        part.weight.data.copy_(weight.detach())
-        part.weight.grad = slope.clone()
-    whole.weight.grad = grad
-    several = nn.ModuleList(parts)
-    for model, stacked in ((whole, {"weight": 3}), (several, {f"{i}.weight": 1 for i in range(3)})):
+    whole = nn.Linear(4, 12, bias=False)
+    whole.weight.grad = torch.randn(12, 4) * torch.arange(1, 13)[:, None]
+    together, alone = (nn.ModuleList([nn.Linear(4, 4, bias=False) for _ in "QKV"]) for _ in "ab")
+    for parts in (together, alone):
+        slopes = whole.weight.grad.chunk(3)
+        for part, weight, slope in zip(parts, whole.weight.chunk(3), slopes, strict=True):
+            part.weight.data.copy_(weight.detach())
+            part.weight.grad = slope.clone()
+    updated = [(whole, {"weight": 3}), (together, {f"{i}.weight": 1 for i in range(3)})]
+    for model, stacked in (*updated, *((part, {"weight": 1}) for part in alone)):
         optimizer = Optimizer(model, BETAS, EPS, stacked)
         optimizer.sums.store(*gradients(model))
         optimizer.update(0.1, 1, 0.0)
-    torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
+    for parts in (together, alone):
+        torch.testing.assert_close(whole.weight, torch.cat([part.weight for part in parts]))
+
+
+def test_a_gradient_of_zero_moves_no_matrix() -> None:
+    model = small_model()
+    optimizer, before = Optimizer(model, BETAS, EPS, MUON), values(model)
+    take_step(optimizer, model, 1, scale=0.0)
+    assert all(map(torch.equal, values(model), before))
 
 
 def test_muon_updates_the_layers_matrices_only() -> None:
