@@ -158,17 +158,27 @@ def test_ranks_add_as_one_tree(tmp_path: Path, size: int) -> None:
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [True] * 11, rank
 
 
+IDLE = "more than 12 processes would leave some idle"
+
+
 @pytest.mark.parametrize(
-    ("count", "ranks", "sizes"),
-    [(12, 2, [8, 4]), (12, 3, [4, 4, 4]), (12, 8, [2] * 6 + [0] * 2), (5, 3, [2, 2, 1])],
+    ("count", "ranks", "sizes", "note"),
+    [
+        (12, 2, [8, 4], IDLE),
+        (12, 3, [4, 4, 4], IDLE),
+        (12, 8, [2] * 6 + [0] * 2, "idle processes: 2"),
+        (5, 3, [2, 2, 1], IDLE.replace("12", "5")),
+    ],
 )
-def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int]) -> None:
+def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int], note: str) -> None:
     blocks = Blocks(count, ranks)
     assert [len(blocks.of(rank)) for rank in range(ranks)] == sizes
     assert [index for rank in range(ranks) for index in blocks.of(rank)] == list(range(count))
     assert all(
         blocks.of(rank).start % blocks.width == 0 for rank in range(len(sizes)) if sizes[rank]
     )
+    assert blocks.largest == max(sizes)
+    assert str(blocks) == f"{', '.join(map(str, sizes))}; {note}"
 
 
 @pytest.mark.parametrize("pairs", [3, pytest.param(12, marks=pytest.mark.slow)])

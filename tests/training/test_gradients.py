@@ -10,7 +10,8 @@ from functools import partial
 from itertools import count
 from operator import add
 from pathlib import Path
-from threading import Barrier, Lock
+from queue import LifoQueue
+from threading import Barrier, Event, Lock
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,12 @@ def test_slices_are_equal_and_together_the_batch(rows: int, longest: int) -> Non
 @pytest.mark.parametrize(("rows", "longest", "number"), [(1, 3000, 1), (3, 2000, 3), (128, 32, 4)])
 def test_long_rows_are_not_cut(rows: int, longest: int, number: int) -> None:
     assert len(slices_of(batch_of(rows, longest))) == number
+
+
+@pytest.mark.parametrize("lengths", [(2, 31), (31, 2)])
+def test_slices_have_few_tokens_on_both_sides(lengths: tuple[int, int]) -> None:
+    batch = collate([tuple(np.full(length, 4) for length in lengths)] * 128, IDS)
+    assert len(slices_of(batch)) == 4
 
 
 # --- the tree ---------------------------------------------------------------------------------
@@ -184,6 +191,7 @@ def test_micro_batches_in_order_are_added_as_the_tree_does(largest: int, fewer: 
     in_order = SequentialGradients(
         lambda batch, seed, latest: latest.store((values[seed],), torch.ones(2)), total, largest
     )
+    assert len({in_order.latest, *in_order.stored}) == max_sums(largest, 1, 1)
     batches = [(batch_of(1, 2), partial(add, number)) for number in range(len(values))]
     for _ in range(2):
         in_order.sum_up(batches, len(values))
@@ -215,7 +223,7 @@ def test_one_slow_slice_does_not_make_the_others_hold_more() -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, UserError, RuntimeError])
 def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exception]) -> None:
-    """Also a thread that waits for sums; a step after it is computed as if nothing had been."""
+    """A step after it is computed as if nothing had been."""
     computed, barrier = list[int](), Barrier(2)
 
     def compute(part: Batch, seed: int, sums: Sums) -> None:
@@ -235,6 +243,49 @@ def test_the_error_of_a_thread_is_raised_and_the_others_end(error: type[Exceptio
     assert len(computed) < 64
     workers.sum_up([(batch_of(8 * 32, 32), int)], 1)
     assert total.losses.tolist() == [8, 8]
+
+
+def test_after_an_error_each_thread_completes_its_slice_and_no_other() -> None:
+    computed, barrier, ended = list[int](), Barrier(2), Event()
+
+    def compute(part: Batch, seed: int, sums: Sums) -> None:
+        if seed in (1, 2):
+            barrier.wait()
+        if seed == 2:
+            raise MemoryError
+        if seed == 1:
+            assert ended.wait(60)
+            sum(range(1_000_000))  # so that an error raised too early would be seen
+        computed.append(seed)
+        sums.store((torch.ones(3),), torch.ones(2))
+
+    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), pool_of(2))
+    end = workers._end
+    workers._end = lambda: (end(), ended.set())
+    with pytest.raises(MemoryError):
+        workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
+    assert computed == [0, 1]
+
+
+def test_an_error_ends_a_thread_that_waits_for_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_waiting = Event()
+
+    class Queue(LifoQueue[Sums | None]):
+        def get(self, *arguments: Any) -> Sums | None:
+            if self.empty():
+                is_waiting.set()
+            return super().get(*arguments)
+
+    def compute(part: Batch, seed: int, sums: Sums) -> None:
+        if seed == 0:
+            assert is_waiting.wait(60)
+            raise MemoryError
+        sums.store((torch.ones(3),), torch.ones(2))
+
+    monkeypatch.setattr(gradients, "LifoQueue", Queue)
+    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), pool_of(2))
+    with pytest.raises(MemoryError):
+        workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
 
 
 def test_an_error_of_reading_ends_the_step() -> None:
