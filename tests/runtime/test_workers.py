@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,7 +23,7 @@ from mtrain.runtime.workers import AHEAD, map_tasks
 
 needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
 
-SLOW = 97
+SLOW, LAST = 97, 98
 FAILURES: dict[int, Exception] = {
     17: UserError("seventeen"),
     19: OSError(errno.ENOSPC, "No space left", "a file"),
@@ -35,6 +36,8 @@ def square(task: int) -> tuple[int, int]:
     """Return the process and the square of a task; some tasks end the process, or take longer."""
     if task == 11:
         Connection._send = half_send  # type: ignore[attr-defined]
+    if task == LAST:
+        Connection._send = last_send  # type: ignore[attr-defined]
     if task == 13:
         os.kill(os.getpid(), signal.SIGKILL)
     if task == SLOW:
@@ -49,6 +52,12 @@ def square(task: int) -> tuple[int, int]:
 def half_send(pipe: Connection, data: bytes) -> None:
     """Be killed while sending."""
     os.write(pipe.fileno(), bytes(data)[: len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def last_send(pipe: Connection, data: bytes) -> None:
+    """Be killed once a result is sent."""
+    os.write(pipe.fileno(), bytes(data))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -92,6 +101,30 @@ def test_tasks_are_read_as_they_are_needed() -> None:
     assert multiprocessing.active_children() == []
 
 
+@needs_fork
+def test_few_tasks_begin_while_the_first_one_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends once another process has had the time to do them all."""
+    read, checks, end = list[int](), count(), tmp_path / "end"
+    limit = 2 * AHEAD + 1  # with the one that waits for a process
+
+    def work(task: int) -> int:
+        while task == 0 and not end.exists():
+            time.sleep(0.01)
+        return task
+
+    def check_stop() -> None:
+        if len(read) > limit or next(checks) > 50:
+            end.touch()
+
+    tasks = (read.append(task) or task for task in range(100))
+    monkeypatch.setattr(workers, "CHECK_SECONDS", 0.01)
+    with closing(map_tasks(work, tasks, 2, "died", forked=True, check_stop=check_stop)) as results:
+        assert next(results) == 0
+        assert len(read) <= limit
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -107,6 +140,17 @@ def test_the_end_of_one_process_ends_all(task: int, message: str, forked: bool) 
     with pytest.raises(UserError, match=message):
         list(map_tasks(square, [1, 2, task, 3], 2, "it died", forked=forked))
     assert multiprocessing.active_children() == []
+
+
+def test_the_end_of_an_idle_process_ends_all(forked: bool) -> None:
+    def tasks() -> Iterator[int]:
+        yield from (1, LAST)
+        while multiprocessing.active_children():
+            time.sleep(0.01)
+        yield 2
+
+    with pytest.raises(UserError, match="it died"):
+        list(map_tasks(square, tasks(), 1, "it died", forked=forked))
 
 
 def test_a_request_to_stop_is_seen_while_a_result_is_awaited(forked: bool) -> None:
@@ -178,6 +222,7 @@ def test_processes_that_cannot_start_are_done_without(
         return
     found = list(results)
     assert [result for _, result in found] == [1, 4, 9]
+    assert len(begun) == started + 1  # it is not tried again
     assert len({process for process, _ in found}) == 1
 
 
@@ -198,6 +243,7 @@ def test_an_error_from_a_process_is_whole() -> None:
     [
         ({}, 8),
         ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": ""}, 8),
         ({"cpu.max": "150000 100000"}, 2),
         ({"cpu.max": "5000 100000"}, 1),
         ({"cpu.max": "3200000 100000"}, 8),
@@ -207,6 +253,8 @@ def test_an_error_from_a_process_is_whole() -> None:
         ({"own": "0::/u/job", "u/job/cpu.max": "200000 100000"}, 2),
         ({"own": "0::/u/job", "u/job/cpu.max": "max 100000", "u/cpu.max": "200000 100000"}, 2),
         ({"own": "0::/other", "u/cpu.max": "200000 100000"}, 8),
+        # of a container that sees the name of its cgroup on the host
+        ({"own": "0::/docker/1", "cpu.max": "200000 100000"}, 2),
         (
             {
                 "own": "9:cpuset:/a\n4:cpuacct,cpu:/u\n0::/b",
