@@ -1,0 +1,128 @@
+"""Requests to stop: which signals ask for it, what a second one does, and time limits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mtrain.runtime import stop
+from mtrain.runtime.errors import (
+    EXIT_HUNG_UP,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    EXIT_TERMINATED,
+    RefusedError,
+    StoppedError,
+)
+from mtrain.runtime.stop import Stop, parse_duration
+
+# Installs the handlers in a process that ignores a signal, as under nohup, gets it, and shows the
+# request to stop, and at its end the signals that are ignored.
+IGNORING = """
+import atexit, signal, sys
+from mtrain.runtime.stop import EXIT_CODES, Stop
+number = signal.Signals[sys.argv[1]]
+signal.signal(number, signal.SIG_IGN)
+ignored = lambda: [n.name for n in EXIT_CODES if signal.getsignal(n) == signal.SIG_IGN]
+atexit.register(lambda: print(*ignored()))
+stop = Stop()
+stop.install()
+signal.raise_signal(number)
+print(stop.request and stop.request[0], *ignored())
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("SIGHUP", "None SIGHUP"), ("SIGINT", "SIGINT"), ("SIGTERM", "SIGTERM")],
+    ids=["nohup", "a background job", "SIGTERM"],
+)
+def test_only_an_ignored_hangup_stays_ignored_until_the_process_ends(name: str, shown: str) -> None:
+    command = [sys.executable, "-c", IGNORING, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [shown, "SIGHUP SIGTERM SIGINT SIGUSR1"]
+
+
+def test_the_first_signal_is_the_reason() -> None:
+    for name, code in (
+        ("SIGHUP", EXIT_HUNG_UP),
+        ("SIGTERM", EXIT_TERMINATED),
+        ("SIGINT", EXIT_INTERRUPTED),
+        ("SIGUSR1", EXIT_STOPPED),
+    ):
+        asked = Stop(time_limit=1.0)  # it has passed
+        for number in (signal.Signals[name], *stop.EXIT_CODES):
+            asked._on_signal(number, None)
+        assert asked.request == (name, code)
+        with pytest.raises(
+            StoppedError, match=f"stopped by {name}; run the same command"
+        ) as caught:
+            asked.check()
+        assert caught.value.exit_code == code
+
+
+def test_a_signal_without_a_terminal_to_announce_the_wait_on_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gone(file: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    asked = Stop(step_seconds=60)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", gone)
+        asked._on_signal(signal.SIGHUP, None)
+    assert asked.request == ("SIGHUP", EXIT_HUNG_UP)
+
+
+def test_a_second_signal_ends_the_process_with_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals that request no stop do not count."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(stop, "SAME_REQUEST", -1)
+    reader, writer = os.pipe()
+    os.write(writer, bytes([signal.SIGALRM, signal.SIGTERM, signal.SIGALRM, signal.SIGINT, 0]))
+    os.close(writer)
+    with pytest.raises(SystemExit) as caught:
+        stop._end_on_second(reader)
+    assert caught.value.code == EXIT_INTERRUPTED
+    assert os.read(reader, 9) == b"\0"
+    os.close(reader)
+
+
+def test_a_time_limit_is_counted_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Stop(time_limit=60.0, started=1000.0)
+    for now, request in ((1059.9, None), (1060.0, ("time limit", EXIT_STOPPED))):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        assert asked.request == request
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90),
+        ("45s", 45),
+        ("30m", 1800),
+        ("3h30m", 12_600),
+        ("1d12h", 129_600),
+        ("1d1s", 86_401),
+    ],
+)
+def test_durations_by_hand(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0h0m", "soon", "h", "-5m", "1.5h", "5 m", "30m5", "5m\n", "5w", "9" * 10]
+)
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(RefusedError, match="expected a duration such as 45s, 30m, 3h30m"):
+        parse_duration(text)
