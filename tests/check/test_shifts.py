@@ -1,0 +1,131 @@
+"""Stretches of lines that are shifted or unrelated, in lines of one word each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import Findings
+from mtrain.check.shifts import Shifts
+from mtrain.check.words import Words
+from mtrain.config.corpora import TextCorpus
+
+SOURCES = list(range(1, 201))  # the word of line n is n
+OTHER = 1000  # the word n + OTHER matches no source, and n least badly
+
+
+class Evidence:
+    """Stands for associations: `nats` for equal words, and against others."""
+
+    def __init__(self, nats: float, against: float | None = None) -> None:
+        self.nats, self.against = nats, nats if against is None else against
+
+    def evidence(self, src: Words, tgt: Words) -> NDArray[np.float64]:
+        against = np.where(src.hashes + np.uint64(OTHER) == tgt.hashes, self.against, self.nats)
+        return np.where(src.hashes == tgt.hashes, self.nats, -against)
+
+
+def words(numbers: list[int]) -> Words:
+    return Words.of(np.array(numbers, np.uint64), np.ones(len(numbers), np.int64))
+
+
+def look(targets: list[int], evidence: Evidence, size: int = 1000) -> Shifts:
+    """Look at `SOURCES` and their targets in chunks of a size."""
+    findings = Findings("data.train.0", TextCorpus(src="a", tgt="b"), Path(), 10)
+    shifts = Shifts(evidence, findings)  # type: ignore[arg-type]
+    for start in range(0, len(targets), size):
+        lines = SOURCES[start : start + size]
+        sides = words(lines), words(targets[start : start + size])
+        texts = [""] * len(lines)
+        nats = evidence.evidence(*sides)
+        shifts.feed(Chunk(findings, lines, (texts, texts), sides, ({}, {})), nats, nats < 0)
+    shifts.finish()
+    return shifts
+
+
+def slips(shifts: Shifts) -> list[tuple[int, int, int | None]]:
+    """Return the first and last lines of the reported stretches, and their distances."""
+    finding = shifts.findings.by_kind.get(("slip", ""))
+    found: list[dict[str, Any]] = [each.json for each in finding.examples] if finding else []
+    return [(each["line"], each["end"], each.get("distance")) for each in found]
+
+
+def moved(first: int, last: int, distance: int) -> list[int]:
+    """Return targets of which those of lines `first` to `last` are behind their sources."""
+    block = SOURCES[first - 1 : last]
+    return [*SOURCES[: first - 1], *block[-distance:], *block[:-distance], *SOURCES[last:]]
+
+
+def without(*lines: int) -> list[int]:
+    """Return targets that match nothing in these lines."""
+    return [line + OTHER if line in lines else line for line in SOURCES]
+
+
+@given(st.integers(1, 10), st.booleans(), st.integers(1, 140), st.integers(60, 250))
+def test_shifted_lines_are_found_in_chunks_of_any_size(
+    shift: int, is_behind: bool, first: int, size: int
+) -> None:
+    distance, last = shift if is_behind else -shift, first + 4 * shift + 15
+    shifts = look(moved(first, last, distance), Evidence(3.0), size)
+    assert slips(shifts) == [(first, last, distance)]
+    assert shifts.stretches == [(first, last)]
+    assert shifts.pairs == shifts.misfits == last - first + 1
+
+
+def test_no_pair_counts_more_than_four_nats() -> None:
+    assert slips(look(moved(50, 52, 1), Evidence(100.0))) == []
+    assert slips(look(moved(50, 53, 1), Evidence(100.0))) == [(50, 53, 1)]
+    targets = moved(50, 89, 1)
+    targets[69] = 70  # a pair that matches does not end the stretch
+    assert slips(look(targets, Evidence(100.0))) == [(50, 89, 1)]
+
+
+def test_a_stretch_ends_where_later_pairs_match() -> None:
+    """A single wrong pair before it or after it is no part of it."""
+    targets = without(47, 93)
+    targets[49:89] = moved(50, 89, 2)[49:89]
+    shifts = look(targets, Evidence(4.0))
+    assert slips(shifts) == [(50, 89, 2)]
+    assert shifts.misfits == 40
+    for matching, number in ((2, 1), (3, 2)):
+        targets = moved(50, 89, 2)
+        targets[89 + matching : 129] = moved(90 + matching, 129, -3)[89 + matching : 129]
+        assert len(slips(look(targets, Evidence(4.0)))) == number
+
+
+def test_the_last_lines_of_a_text_may_be_shifted() -> None:
+    assert slips(look(moved(193, 200, 1), Evidence(6.0))) == [(193, 200, 1)]
+
+
+@pytest.mark.parametrize("size", [52, 1000])
+def test_wrong_lines_of_which_few_match_a_neighbour_are_not_shifted(size: int) -> None:
+    targets = without(*range(50, 62))
+    targets[52:57] = SOURCES[51:56]
+    assert slips(look(targets, Evidence(4.0), size)) == []
+    targets = without(50, 51, 52)
+    targets[52] = 52
+    assert slips(look(targets, Evidence(4.0), size)) == []
+
+
+def test_unrelated_lines_are_reported_if_they_are_many() -> None:
+    assert slips(look(without(*range(50, 89)), Evidence(4.0))) == []
+    assert slips(look(without(*range(50, 90)), Evidence(4.0))) == [(50, 89, None)]
+
+
+@pytest.mark.parametrize(
+    ("nats", "against", "is_reported"),
+    [(1.6, 1.6, True), (1.4, 1.4, False), (4.0, 2.1, True), (4.0, 1.9, False)],
+)
+def test_lines_that_match_badly_but_best_unshifted_may_be_a_list_of_names(
+    nats: float, against: float, is_reported: bool
+) -> None:
+    shifts = look(without(*range(50, 110)), Evidence(nats, against))
+    assert bool(slips(shifts)) == is_reported
+    assert shifts.stretches == [(50, 109)] * is_reported
