@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,12 +28,19 @@ import torch
 from conftest import differences, run_mtrain, status, write_config
 from ranks import Hook, at_step, command, free_port, start, train_by
 from torch import Tensor
+from torch.distributed import HashStore
 
 from mtrain.runs import layout
 from mtrain.runs.history import History
 from mtrain.runtime import distributed
 from mtrain.runtime.device import has_fast_bf16
-from mtrain.runtime.distributed import Ranks, connected_ranks, find_ranks
+from mtrain.runtime.distributed import (
+    Ranks,
+    _agree_on_prefix,
+    connected_ranks,
+    device_of,
+    find_ranks,
+)
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_REFUSED,
@@ -352,6 +360,17 @@ def test_torchrun_starts_several_processes_and_anything_one(
             find_ranks({**TORCHRUN, name: "x"})
 
 
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "pick_device", torch.device)
+    several = Ranks(5, 8, 1, 4)
+    assert device_of("cuda", several) == torch.device("cuda:1")
+    assert device_of("cpu", several) == torch.device("cpu")
+    for name in ("cuda:1", "mps"):
+        assert device_of(name, Ranks()) == torch.device(name)
+        with pytest.raises(RefusedError, match=f"device {name}: one device, but this job has 8"):
+            device_of(name, several)
+
+
 @pytest.mark.parametrize("task", ["0", "7"])
 def test_tasks_of_slurm_are_refused_and_one_says_what_to_type(
     config: Path, tmp_path: Path, task: str
@@ -406,6 +425,25 @@ def test_the_time_limit_counts_from_the_first_start(restarted: Any) -> None:
     assert done.returncode == EXIT_STOPPED
     assert "stopped by time limit" in done.stderr
     assert restarted("--time-limit", "61m").returncode == 0
+
+
+def test_ranks_of_a_new_start_do_not_meet_those_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their store has the prefix of the last start, which was complete."""
+    store = HashStore()
+    store.set("mtrain/round", "old")
+    store.set("mtrain/old", "rank1 rank2")
+    with ThreadPoolExecutor(2) as pool:
+        others = [pool.submit(_agree_on_prefix, store, rank, 3) for rank in (1, 2)]
+        for rank in (1, 2):
+            assert store.get(f"mtrain/old/{rank}")  # they have read the old one
+        prefix = _agree_on_prefix(store, 0, 3)
+        assert [other.result() for other in others] == [prefix, prefix]
+    assert prefix != "old"
+    monkeypatch.setattr(distributed, "START_TIMEOUT", timedelta(0))
+    with pytest.raises(RuntimeError, match="timed out"):
+        _agree_on_prefix(store, 1, 3)
 
 
 # --- by torchrun itself -------------------------------------------------------------------------
@@ -598,7 +636,7 @@ ENTRY = {"step": 0, "checkpoint": "average", "bleu": 0.1, "chrf": 1 / 3, "nll": 
 ENTRY["signature"] = ""
 ERRORS = (
     UserError("no"),
-    RefusedError("never"),
+    RefusedError("never", "in two lines"),
     StoppedError("later", EXIT_STOPPED),
     OSError(28, "No space left on device", "file"),
     MemoryError(),
@@ -650,6 +688,7 @@ def test_an_error_of_one_rank_is_raised_on_all_and_reported_by_rank_0(tmp_path: 
     own, other = ("UserError", "no", EXIT_FAILED, True), f"rank 1 on {HOST}: no"
     assert first[:4] == [[*own]] * 4
     assert [item[1] for item in first[4:8]] == [other, "no", other, "no"]
+    assert ["RefusedError", "never\nin two lines", EXIT_REFUSED, True] in first
     assert ["StoppedError", "later", EXIT_STOPPED, True] in first
     assert ["UserError", "file: No space left on device", EXIT_FAILED, True] in first
     assert ["UserError", f"rank 1 on {HOST}: out of memory", EXIT_FAILED, True] in first
