@@ -306,7 +306,10 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert "synthetic/1" in damaged.stdout
     assert train(path, "--set", "train.max_steps=6") == EXIT_FAILED
     message = f"1/pairs.jsonl: {size + len(added)} bytes instead of {size}"
-    assert message in capsys.readouterr().err
+    advice = f"restore it, or remove {pairs.parent} and run the same command to make it again"
+    told = capsys.readouterr().err
+    assert message in told
+    assert advice in told
 
 
 def test_synthetic_text_that_was_removed_is_made_again(
