@@ -33,6 +33,7 @@ from mtrain.runtime.errors import (
     EXIT_STOPPED,
     RefusedError,
     StoppedError,
+    UserError,
 )
 from mtrain.runtime.stop import Stop
 from mtrain.training import synthesis
@@ -245,6 +246,24 @@ def test_translations_are_named_by_all_that_they_depend_on(
     assert len({each.text_key for each in made}) == len(changes) + 1
     assert len({each._name(0, [("a", "b")]) for each in made}) == len(changes)  # all are kept
     assert made[0]._name(0, [("a", "b")]) != made[0]._name(0, [("a", "c")])
+    for change, number in (({}, 1), ({"sample": True}, 4)):  # samples depend on seed and place
+        path = write(tmp_path, entry | change)
+        configs = [load_config(path, [f"seed={seed}"]) for seed in (7, 8)]
+        names = {
+            synthesis.Synthesizer(config, 1, Stop(), Ranks())._name(place, [("a", "b")])
+            for config in configs
+            for place in (0, 1)
+        }
+        assert len(names) == number
+
+
+def test_models_are_known_by_their_weights_and_vocabulary(tmp_path: Path) -> None:
+    paths, found = [tmp_path / name for name in (layout.MODEL, layout.TOKENIZER)], []
+    for texts in (("a", "b"), ("c", "b"), ("a", "c")):
+        for path, content in zip(paths, texts, strict=True):
+            path.write_text(content)
+        found.append(synthesis._hashes_of([tmp_path]))
+    assert len(set(map(tuple, found))) == 3
 
 
 def small_shards() -> None:
@@ -285,6 +304,8 @@ def test_a_run_reads_its_own_text_from_then_on(
     shutil.rmtree(model)
     assert train(path) == EXIT_OK
     assert warning not in capsys.readouterr().err
+    (tmp_path / "text").unlink()
+    assert train(path, "--set", "train.max_steps=3") == EXIT_OK
     text(tmp_path, ["gutel"])
     assert train(path, "--set", "train.max_steps=4") == EXIT_OK
     assert warning in capsys.readouterr().err
@@ -355,17 +376,51 @@ def test_before_the_run_begins_damaged_text_is_made_again(
 
 
 def test_before_the_run_begins_the_model_may_go(
-    tmp_path: Path, trained_run: Path, build: Build, train: Train
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    train: Train,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(trained_run / "checkpoints" / "step-00000400", model)
-    path = write(tmp_path, {"src": text(tmp_path), "model": str(model)})
+    entry = {"src": text(tmp_path), "model": str(model)}
+    path = write(tmp_path, entry)
     assert build(path) == EXIT_OK
     shutil.rmtree(model)
     lines = text(tmp_path, LINES[:5])
     assert build(path) == EXIT_FAILED  # it is the text of other lines
     assert text(tmp_path) == lines
-    assert train(path) == EXIT_OK
+    assert build(write(tmp_path, entry | {"drop_worst": 0.5})) == EXIT_FAILED
+    warning = "using the synthetic text that this model made before"
+    assert warning not in capsys.readouterr().err
+    assert train(write(tmp_path, entry)) == EXIT_OK
+    assert warning in capsys.readouterr().err
+
+
+def test_text_whose_model_does_not_exist_yet_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(write(tmp_path, {"src": text(tmp_path), "model": str(tmp_path / "none")}))
+    resolved = synthesis.without_missing_text(config, Stop(), timed=False)
+    assert resolved.data.available_train == config.data.train[:1]
+    assert "data.train.1: left out, as its synthetic text does not exist yet: " in caplog.text
+    only = config.data.model_copy(update={"train": config.data.train[1:]})
+    with pytest.raises(UserError, match="no text exists yet; make it with `mtrain data build`"):
+        synthesis.without_missing_text(
+            config.model_copy(update={"data": only}), Stop(), timed=False
+        )
+
+
+def test_a_model_translates_the_given_side_of_an_entry_that_is_swapped_later(
+    tmp_path: Path, trained_run: Path, build: Build
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run)}
+    path = write(tmp_path, entry | {"swap": True})
+    assert build(path) == EXIT_OK
+    made = Translator(load(trained_run)).best(LINES)
+    assert pairs_of(tmp_path / "run") == list(zip(LINES, made, strict=True))
+    assert with_synthetic_text(load_config(path)).data.train[1].swap
 
 
 def test_text_that_changes_meanwhile_is_not_kept(
