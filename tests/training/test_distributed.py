@@ -674,10 +674,15 @@ def raise_all_kinds(output: Path) -> None:
         ranks.sum_(total)
         found.append(total.tolist())
         ranks.agree(None, number=5)
-        with pytest.raises(UserError, match="different steps"):
+        with pytest.raises(UserError, match="different steps") as error_of_all:
             ranks.agree(None, number=ranks.rank)
+        assert error_of_all.value.is_shared
         ranks.broadcast(total.add_(ranks.rank))
         found.append(total.tolist())
+        if ranks.rank:  # is the last one that leaves
+            sum(range(3_000_000))
+            (output / "leaving").touch()
+    assert (output / "leaving").exists()
     (output / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
