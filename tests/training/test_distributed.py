@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -35,6 +35,7 @@ from mtrain.runs.history import History
 from mtrain.runtime import distributed
 from mtrain.runtime.device import has_fast_bf16
 from mtrain.runtime.distributed import (
+    DisconnectedError,
     Ranks,
     _agree_on_prefix,
     connected_ranks,
@@ -360,6 +361,11 @@ def test_torchrun_starts_several_processes_and_anything_one(
             find_ranks({**TORCHRUN, name: "x"})
 
 
+def test_two_tasks_of_slurm_are_refused() -> None:
+    with pytest.raises(RefusedError, match="srun started this command 2 times"):
+        find_ranks({**TASK, "SLURM_STEP_NUM_TASKS": "2"})
+
+
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "pick_device", torch.device)
     several = Ranks(5, 8, 1, 4)
@@ -679,10 +685,6 @@ def raise_all_kinds(output: Path) -> None:
         assert error_of_all.value.is_shared
         ranks.broadcast(total.add_(ranks.rank))
         found.append(total.tolist())
-        if ranks.rank:  # is the last one that leaves
-            sum(range(3_000_000))
-            (output / "leaving").touch()
-    assert (output / "leaving").exists()
     (output / f"{ranks.rank}.json").write_text(json.dumps(found))
 
 
@@ -704,3 +706,40 @@ def test_an_error_of_one_rank_is_raised_on_all_and_reported_by_rank_0(tmp_path: 
     sums = [[1.0, 3.0, 5.0]] * 2
     assert first[40:] == [*rest, ["a", 0], *sums]
     assert second[40:] == [*rest, [None, 1], *sums]
+
+
+def leave(output: Path, fails: bool) -> None:
+    """Leave a job, by an error of all ranks or at the end; rank 1 is late."""
+    with suppress(UserError), connected_ranks() as ranks:
+        if ranks.rank:
+            sum(range(3_000_000))
+            (output / "leaving").touch()
+        if fails:
+            raise ranks.mark_shared(UserError("all fail"))
+    assert (output / "leaving").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_rank_leaves_before_the_last_one(tmp_path: Path, fails: bool) -> None:
+    done = start(tmp_path, [partial(leave, tmp_path, fails)] * 2)
+    assert done.codes == [0, 0], done.told
+
+
+def fail_alone() -> None:
+    """Raise an error on rank 1 that the others do not know of."""
+
+    def take_part() -> None:
+        with connected_ranks() as ranks:
+            if ranks.rank:
+                raise UserError("alone")
+            ranks.on_all_ranks(lambda: None)
+            raise AssertionError("rank 1 has taken part")
+
+    with pytest.raises(UserError) as caught:
+        take_part()
+    assert isinstance(caught.value, DisconnectedError) == (str(caught.value) != "alone")
+
+
+def test_a_rank_that_fails_alone_takes_part_in_nothing_more(tmp_path: Path) -> None:
+    done = start(tmp_path, [fail_alone] * 2)
+    assert done.codes == [0, 0], done.told
