@@ -51,6 +51,7 @@ from mtrain.runtime.errors import (
     StoppedError,
     UserError,
 )
+from mtrain.runtime.log import logger
 from mtrain.training import gradients
 from mtrain.training.gradients import Blocks
 from mtrain.training.validation import Validation
@@ -361,9 +362,24 @@ def test_torchrun_starts_several_processes_and_anything_one(
             find_ranks({**TORCHRUN, name: "x"})
 
 
-def test_two_tasks_of_slurm_are_refused() -> None:
-    with pytest.raises(RefusedError, match="srun started this command 2 times"):
-        find_ranks({**TASK, "SLURM_STEP_NUM_TASKS": "2"})
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [("2", "--nnodes=2 --nproc-per-node=1"), ("", "--nnodes=1 --nproc-per-node=2")],
+)
+def test_two_tasks_of_slurm_are_refused(nodes: str, options: str) -> None:
+    with pytest.raises(RefusedError, match=f"this command 2 times.* {options}"):
+        find_ranks({**TASK, "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": nodes})
+
+
+def test_variables_without_an_address_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    level = logger.level
+    message = r"rank 5 of 8: cannot connect .*MASTER_ADDR"
+    with pytest.raises(UserError, match=message), connected_ranks():
+        pass
+    logger.setLevel(level)
 
 
 def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
