@@ -449,13 +449,16 @@ def test_the_time_limit_counts_from_the_first_start(restarted: Any) -> None:
     assert restarted("--time-limit", "61m").returncode == 0
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
 def test_ranks_of_a_new_start_do_not_meet_those_of_the_last_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_complete: bool
 ) -> None:
-    """Their store has the prefix of the last start, which was complete."""
+    """Their store has the prefix of the last start, which was complete, or ended before."""
     store = HashStore()
+    store.set_timeout(timedelta(seconds=60))
     store.set("mtrain/round", "old")
-    store.set("mtrain/old", "rank1 rank2")
+    if is_complete:
+        store.set("mtrain/old", "rank1 rank2")
     with ThreadPoolExecutor(2) as pool:
         others = [pool.submit(_agree_on_prefix, store, rank, 3) for rank in (1, 2)]
         for rank in (1, 2):
