@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,30 @@ def test_text_that_changes_meanwhile_is_not_kept(
     assert build(path) == EXIT_FAILED
     assert "it changed while it was translated" in capsys.readouterr().err
     assert not (tmp_path / "run" / "synthetic" / "1").exists()
+
+
+def test_a_model_that_changes_while_it_is_loaded_translates_nothing(
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hashes = iter("abcd")
+    monkeypatch.setattr(synthesis, "_hashes_of", lambda models: [next(hashes), "vocabulary"])
+    assert build(write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})) == EXIT_FAILED
+    assert "data.train.1.model: changed while it was loaded" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "synthetic" / "1").exists()
+
+
+def test_a_stop_is_seen_within_a_shard(tmp_path: Path, trained_run: Path) -> None:
+    config = load_config(write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)}))
+    stop = Stop()
+    synthesizer = synthesis.Synthesizer(config, 1, stop, Ranks())
+    assert len(synthesizer._translate(0, [(line, "") for line in LINES[:8]])) == 8
+    stop.received = signal.SIGTERM
+    with pytest.raises(StoppedError):
+        synthesizer._translate(0, [(line, "") for line in LINES[:8]])
 
 
 def test_a_begun_run_gets_no_other_text(
