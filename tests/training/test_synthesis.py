@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,9 @@ def test_a_model_may_repeat_a_comma_in_every_line(tmp_path: Path) -> None:
         tmp_path / "shard", lambda path: files.write_bytes(path / synthesis.LINES, data)
     )
     assert synthesis._open_shard(tmp_path / "shard") == lines
+    (tmp_path / "shard" / synthesis.LINES).write_bytes(data.replace(b",", b";", 1))
+    with pytest.raises(manifest.DamagedError):
+        synthesis._open_shard(tmp_path / "shard")
 
 
 def test_the_least_probable_are_dropped(tmp_path: Path, trained_run: Path, build: Build) -> None:
@@ -287,6 +292,29 @@ def test_processes_and_threads_change_nothing(
         assert done.codes == [0] * size, done.told
         found.append((run / "synthetic" / "1" / "pairs.jsonl").read_bytes())
     assert len(set(found)) == 1
+
+
+def use_own_cache(directory: Path, rank: int) -> None:
+    """Give one of two ranks its own cache, and let it translate its own shards alone."""
+    small_shards()
+    os.environ["MTRAIN_CACHE"] = str(directory / f"cache-{rank}")
+    translate = synthesis.Synthesizer._translate
+
+    def translate_own(self: synthesis.Synthesizer, number: int, pairs: Any) -> Any:
+        assert number % 2 == rank
+        return translate(self, number, pairs)
+
+    synthesis.Synthesizer._translate = translate_own  # type: ignore[method-assign]
+
+
+def test_no_shard_is_translated_twice_by_ranks_without_a_common_cache(
+    tmp_path: Path, trained_run: Path
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    hooks = {rank: partial(use_own_cache, tmp_path, rank) for rank in range(2)}
+    done = train_by(2, path, tmp_path / "run", hooks=hooks)
+    assert done.codes == [0, 0], done.told
+    assert [src for src, _ in pairs_of(tmp_path / "run")] == LINES
 
 
 # --- kept with the run --------------------------------------------------------------------------
@@ -573,6 +601,25 @@ def test_a_model_of_several_directions_needs_the_tag_of_this_one(
     entry = {"src": text(tmp_path), "model": str(both_run), "model_tag": tag}
     assert build(write(tmp_path, entry)) == EXIT_REFUSED
     assert message.format(run=both_run) in capsys.readouterr().err
+
+
+def test_the_same_lines_in_another_shard_get_other_samples(
+    tmp_path: Path, trained_run: Path
+) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run), "sample": True}
+    synthesizer = synthesis.Synthesizer(load_config(write(tmp_path, entry)), 1, Stop(), Ranks())
+    shards = [
+        synthesizer._translate(number, [(line, "") for line in LINES]) for number in (0, 0, 1)
+    ]
+    assert shards[0] == shards[1]
+    assert shards[0] != shards[2]
+
+
+def test_a_model_of_which_some_text_has_tags_needs_none(tmp_path: Path, trained_run: Path) -> None:
+    entry = {"src": text(tmp_path), "model": str(trained_run)}
+    config = load_config(write(tmp_path, entry | {"tag": "<bt>"}))
+    assert [each.tag for each in config.data.train] == [None, "<bt>"]
+    synthesis.Synthesizer(config, 1, Stop(), Ranks())._check_direction(config)
 
 
 @pytest.mark.parametrize(
