@@ -19,6 +19,7 @@ import pytest
 from mtrain.corpus.lines import RowError
 from mtrain.runtime import workers
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import EXIT_CODES
 from mtrain.runtime.workers import AHEAD, map_tasks
 
 needs_fork = pytest.mark.skipif(not workers.CAN_FORK, reason="processes are not forked here")
@@ -164,6 +165,15 @@ def test_a_request_to_stop_is_seen_while_a_result_is_awaited(forked: bool) -> No
         list(map_tasks(square, [SLOW], 1, "died", forked=forked, check_stop=check_stop))
     assert time.monotonic() < started + 50
     assert not multiprocessing.active_children()
+
+
+def stop_is_blocked(task: int) -> bool:
+    return set(EXIT_CODES) <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_signals_that_request_a_stop_reach_this_process_alone(forked: bool) -> None:
+    assert all(map_tasks(stop_is_blocked, range(4), 2, "died", forked=forked))
+    assert not stop_is_blocked(0)
 
 
 @needs_fork
