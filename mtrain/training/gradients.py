@@ -12,7 +12,7 @@ So the bits of a step depend neither on the number of threads nor on the number 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -228,8 +228,10 @@ class ThreadedGradients:
         for sums in self.sums[1:]:
             self.free.put(sums)
         self.slices, self.has_ended = self._slices(batches, count), False
-        futures = [self.pool.submit(self._work, compute) for compute in self.computes]
+        futures: list[Future[None]] = []
         try:
+            # the system may refuse to start a thread
+            futures.extend(self.pool.submit(self._work, compute) for compute in self.computes)
             for future in futures:
                 future.result()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from operator import add
@@ -396,3 +396,19 @@ def test_each_slice_has_randomness_of_its_own(config: Path, tmp_path: Path) -> N
     assert partial(trainer.model.drawing_from, torch.Generator())().output.weight is (
         trainer.model.output.weight
     )
+
+
+def test_a_thread_that_cannot_be_started_ends_the_others() -> None:
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *arguments: Any) -> Future[Any]:
+            if futures:
+                raise RuntimeError("can't start new thread")
+            futures.append(super().submit(*arguments))
+            return futures[0]
+
+    futures: list[Future[Any]] = []
+    compute = lambda part, seed, sums: sums.store((torch.ones(3),), torch.ones(2))  # noqa: E731
+    workers = ThreadedGradients([compute] * 2, Sums([torch.zeros(3)], 2), Pool(2))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        workers.sum_up([(batch_of(64 * 32, 32), int)], 1)
+    assert futures[0].done()
