@@ -93,8 +93,9 @@ def handling_write_errors(name: str) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError as error:  # at Ctrl-C the reader may end first
-        interrupted = isinstance(error.__context__, KeyboardInterrupt)
-        sys.exit(EXIT_INTERRUPTED if interrupted else EXIT_BROKEN_PIPE)
+        if isinstance(error.__context__, KeyboardInterrupt):
+            sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_BROKEN_PIPE)
     except OSError as error:
         raise UserError(f"{name}: cannot write: {error.strerror or error}") from None
 
@@ -112,8 +113,10 @@ def stopped_by_signals(handles_termination: bool = True) -> Iterator[None]:
         signal.SIGHUP: signal.SIG_DFL,
     }
     before = {number: signal.getsignal(number) for number in defaults}
-    # leave other handlers alone: a signal may be ignored, or a job may handle it
-    changed = [n for n, default in defaults.items() if handles_termination and before[n] is default]
+    changed = list[signal.Signals]()
+    if handles_termination:
+        # leave other handlers alone: a signal may be ignored, or a job may handle it
+        changed += [number for number, default in defaults.items() if before[number] is default]
     try:
         for number in changed:
             signal.signal(number, _stop)
@@ -142,7 +145,9 @@ class _Terminal(BufferedIOBase):
         """Write bytes; bytes that are not UTF-8 are spelled out, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         shown = _CONTROL.sub(lambda c: ascii(c[0])[1:-1], text)
-        self.sink.write((self.highlight(shown) if self.highlight else shown).encode())
+        if self.highlight:
+            shown = self.highlight(shown)
+        self.sink.write(shown.encode())
         return len(bytes(data))
 
     def flush(self) -> None:

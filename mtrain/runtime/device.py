@@ -35,7 +35,9 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", 0)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
         raise RefusedError(
             f"device {name}: unknown; use auto, cpu, cuda, cuda:N or mps, and torchrun for several"
@@ -115,7 +117,8 @@ def record_graph(work: Callable[[], object], device: torch.device, pool: Any) ->
     once. `work` must not wait for the GPU, and may change tensors only in place. Its allocations
     come from `pool`, of `torch.cuda.graph_pool_handle`, where other graphs overwrite them.
     """
-    graph, stream = torch.cuda.CUDAGraph(), _recording_stream(device)
+    graph = torch.cuda.CUDAGraph()
+    stream = _recording_stream(device)
     try:
         with (
             _recording,

@@ -125,7 +125,8 @@ class Ranks:
 
     def mark_shared(self, error: UserError) -> UserError:
         """Mark an error that every rank raises at the same point: only rank 0 shows it."""
-        error.is_shared, error.is_silent = True, not self.is_rank_0
+        error.is_shared = True
+        error.is_silent = not self.is_rank_0
         return error
 
     def sum_(self, tensor: Tensor) -> None:
@@ -221,7 +222,8 @@ def _encode(value: T, type_: Any) -> bytes:
 
 
 def _decode(data: bytes, type_: Any) -> Any:
-    return adapter_of(type_).validate_python(data if type_ is bytes else json.loads(data))
+    value = data if type_ is bytes else json.loads(data)
+    return adapter_of(type_).validate_python(value)
 
 
 def _as_tensor(message: bytes, length: int) -> Tensor:

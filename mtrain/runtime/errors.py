@@ -26,14 +26,16 @@ JOINERS = "\u200c\u200d"
 FIRST_JOINED = "\u0590"  # Latin, Greek, Cyrillic and Armenian letters, below it, use no joiners
 # The zero-width space that separates words in text without other spaces, such as Khmer, and the
 # blocks from Thai to Burmese and of Khmer.
-ZERO_WIDTH_SPACE, UNSPACED_LETTERS = "\u200b", re.compile("[\u0e00-\u109f\u1780-\u17ff]")
+ZERO_WIDTH_SPACE = "\u200b"
+UNSPACED_LETTERS = re.compile("[\u0e00-\u109f\u1780-\u17ff]")
 
 
 def printable(text: str) -> str:
     """Escape the characters of a text that a terminal would not show, or would execute."""
     if text.isprintable():
         return text
-    shown, before = list[str](), " "
+    shown = list[str]()
+    before = " "
     for char in text:
         is_joiner = char in JOINERS and before >= FIRST_JOINED
         is_joiner |= char == ZERO_WIDTH_SPACE and UNSPACED_LETTERS.match(before) is not None

@@ -47,7 +47,9 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def _refusal(path: Path, kind: str = "regular file") -> OSError:
-    what = "a link" if path.is_symlink() else "a folder" if path.is_dir() else f"not a {kind}"
+    what = "a folder" if path.is_dir() else f"not a {kind}"
+    if path.is_symlink():
+        what = "a link"
     return OSError(errno.EINVAL, f"{what}, where mtrain needs a {kind}; move it away", str(path))
 
 

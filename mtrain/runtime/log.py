@@ -75,7 +75,9 @@ def set_up_console(*, times: bool = False, level: int | None = None) -> None:
     """Log to stderr from a level on, by default the current one. If `times`, begin each record with
     the time, unless stderr is a terminal.
     """
-    handler = ConsoleHandler(_console_level() if level is None else level)
+    if level is None:
+        level = _console_level()
+    handler = ConsoleHandler(level)
     stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
     handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", _TIME))
     logger.handlers[:] = [handler]
@@ -158,7 +160,8 @@ class TruncatedLines:
     """The number of truncated lines, and the line numbers of the first ones."""
 
     def __init__(self) -> None:
-        self.count, self.first = 0, list[int]()
+        self.count = 0
+        self.first = list[int]()
 
     def add(self, indices: Iterable[int]) -> None:
         """Count lines, given by indices from 0."""
@@ -170,11 +173,13 @@ class TruncatedLines:
     def warn(self, limit: int, text: str = "") -> None:
         """Warn of the truncated lines of a text, if there are any."""
         if self.count:
+            lines = "line" if self.count == 1 else "lines"
+            where = f"{text}: " if text else ""
             logger.warning(
                 "%slines longer than %d tokens, cut there: %s (%s %s)",
-                text and f"{text}: ",
+                where,
                 limit,
                 f"{self.count:,}",
-                "line" if self.count == 1 else "lines",
+                lines,
                 first_numbers(self.first),
             )

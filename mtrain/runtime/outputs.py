@@ -87,13 +87,15 @@ def opened(
     `is_logged`, the log names them even if stderr is not a terminal. Raises `UserError`.
     """
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
-    handles_termination = not is_direct and not {str(name) for name in names} <= {"-", os.devnull}
+    has_files = not {str(name) for name in names} <= {"-", os.devnull}
+    handles_termination = has_files and not is_direct
     with (
         handling_write_errors(shown),
         stopped_by_signals(handles_termination),
         ExitStack() as stack,
     ):
-        outputs, sinks = list[_Output](), list[IO[bytes]]()
+        outputs = list[_Output]()
+        sinks = list[IO[bytes]]()
         for name in names:
             output = None if is_direct else _begin(name, keeps_lines=keeps_lines)
             if output is None:
@@ -226,7 +228,8 @@ def check_writable(path: Path) -> None:
         os.stat(os.path.join(path.parent, "."))  # also fails if it is not a directory
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
+        existing = path if path.exists() else path.parent
+        if not os.access(existing, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
@@ -237,7 +240,8 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
     for source in inputs:
         if source is None:
             continue
-        read = _identities(0 if str(source) == "-" else str(source), regular_only=True)
+        input_ = 0 if str(source) == "-" else str(source)
+        read = _identities(input_, regular_only=True)
         if _written(str(output)) & read:
             name = "stdout" if str(output) == "-" else output
             raise RefusedError(f"{name}: is an input, too; write to another file")

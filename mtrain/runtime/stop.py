@@ -93,7 +93,8 @@ def _end_on_second(reader: int) -> None:
     """Read the numbers of arriving signals from a pipe, and end the process at the second one."""
     first = math.inf
     while True:
-        number, now = os.read(reader, 1)[0], time.monotonic()
+        number = os.read(reader, 1)[0]
+        now = time.monotonic()
         if number not in EXIT_CODES:
             continue
         if now > first + SAME_REQUEST:

@@ -94,9 +94,12 @@ def map_tasks(
     not wait for its other threads: with torch, `work` sets the number of threads to 1.
     """
     workers: list[Worker] = []
-    numbered, results, next_result = enumerate(tasks), dict[int, Result](), 0
+    numbered = enumerate(tasks)
+    results = dict[int, Result]()
+    next_result = 0
     try:
-        idle, busy = list[Connection](), dict[Connection, int]()  # the latter with task numbers
+        idle = list[Connection]()
+        busy = dict[Connection, int]()  # with task numbers
         task = next(numbered, None)
         while task is not None or busy or results:
             while task is not None and task[0] - next_result < AHEAD * number:
@@ -110,7 +113,8 @@ def map_tasks(
                 pipe = idle.pop()
                 with _reporting(died_message):
                     pipe.send(task[1])
-                busy[pipe], task = task[0], next(numbered, None)
+                busy[pipe] = task[0]
+                task = next(numbered, None)
             if next_result in results:
                 yield results.pop(next_result)
                 next_result += 1
@@ -191,7 +195,8 @@ def _work(parent: int, pipe: Connection, work: Work[Any, Any]) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(EOFError, OSError):
         while os.getppid() == parent:
-            task, result, failure = pipe.recv(), None, None
+            task = pipe.recv()
+            result = failure = None
             try:
                 result = work(task)
             except (UserError, OSError, MemoryError) as error:
