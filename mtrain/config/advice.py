@@ -123,7 +123,8 @@ def _advice(key: str, section: type[BaseModel]) -> str:
         return f"it is for entries with {' or '.join(owners)}; known here: {', '.join(known)}"
     candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
     if similar := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
-        return f"did you mean {f'{parent}.{similar[0]}' if parent else similar[0]}?"
+        meant_key = f"{parent}.{similar[0]}" if parent else similar[0]
+        return f"did you mean {meant_key}?"
     if meant := named_keys(name, parent):
         return f"did you mean {' or '.join(meant)}?"
     return f"known here: {', '.join(known)}"

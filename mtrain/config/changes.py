@@ -38,19 +38,22 @@ def changed_keys(old: Config, new: Config) -> list[tuple[str, object, object]]:
 def fixed_changes(old: Config, new: Config) -> list[tuple[str, object, object]]:
     """List the settings that differ and may not change within a run, as `changed_keys` does."""
     free = {*FREE_KEYS, *(f"train.{key}" for key in (*MACHINE_KEYS, *STEP_KEYS))}
-    before, after = (
-        {config.data.tokenizer_of(part) for part in config.data.valid_corpora}
-        for config in (old, new)
-    )
     # A config may name the tokenizer that the other takes from the language.
-    if before == after:
+    if _tokenizers(old) == _tokenizers(new):
         free.add("data.bleu_tokenize")
     changes = changed_keys(old, new)
     return [each for each in changes if free.isdisjoint({each[0], each[0].partition(".")[0]})]
 
 
+def _tokenizers(config: Config) -> set[str]:
+    """Return sacreBLEU's tokenizers for the validation sets."""
+    return {config.data.tokenizer_of(corpus) for corpus in config.data.valid_corpora}
+
+
 def _flatten(config: Config) -> dict[str, object]:
     """Return the settings by dotted key."""
     values = config.model_dump()
-    flat = {f"{name}.{key}": item for name in SECTIONS for key, item in values.pop(name).items()}
-    return {**values, **flat}
+    for section in SECTIONS:
+        settings = values.pop(section)
+        values |= {f"{section}.{key}": value for key, value in settings.items()}
+    return values

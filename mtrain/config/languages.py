@@ -57,12 +57,14 @@ def language_error(language: str) -> str | None:
     """
     code = language_code(language)
     has_form = re.fullmatch("([A-Za-z]{2}|[a-z]{3})([-_][A-Za-z0-9]{1,8})*", language)
-    if has_form and code not in MISTAKES and (len(code) == 3 or code in NAMES):
+    is_known = len(code) == 3 or code in NAMES
+    if has_form and is_known and code not in MISTAKES:
         return None
     word = re.split(r"\W", code)[0]
     names = {name.lower(): known for known, name in NAMES.items()}
     names |= MISTAKES | {known: known for known in NAMES}
-    near = get_close_matches(word, names, n=1, cutoff=0.75 if len(word) > 3 else 1.0)
+    cutoff = 0.75 if len(word) > 3 else 1.0
+    near = get_close_matches(word, names, n=1, cutoff=cutoff)
     meant = names[near[0]] if near else ""
     advice = f"did you mean {meant}?" if meant else "write one such as en or zh-TW"
     return f"{language}: not known as a language code (ISO 639); {advice}"

@@ -29,7 +29,8 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
     package = Path(__file__).parents[1]
     # in a clone, configs/ lies next to the package
     shipped = (package if (package / "configs").exists() else package.parent) / path
-    if path.parts[:1] == ("configs",) and os.path.exists(shipped) and not os.path.exists(path):
+    may_be_shipped = path.parts[:1] == ("configs",) and not os.path.exists(path)
+    if may_be_shipped and os.path.exists(shipped):
         logger.info("%s: no such file; using the one that mtrain ships: %s", path, shipped)
         path = shipped
     if os.path.exists(path / "config.yaml"):  # unlike Path.exists, never raises
@@ -62,7 +63,8 @@ def parse_stored_config(text: str, name: str) -> Config:
         values = document.value.get(section)
         if not isinstance(values, dict) or key not in values:
             continue
-        where, value = document.where(f"{section}.{key}"), values.pop(key)
+        where = document.where(f"{section}.{key}")
+        value = values.pop(key)
         if value != harmless:
             raise RefusedError(
                 f"{where}: {section}.{key}: {value!r} is not supported any more; use the version "
@@ -77,7 +79,8 @@ def parse_config(document: Document, *, is_stored: bool = False) -> Config:
     config are not expanded: it may come from another person, and must not contain values of this
     machine's environment.
     """
-    if not is_stored and (tildes := [key for key in PATHS if document.raw.get(key) == "~"]):
+    tildes = [key for key in PATHS if document.raw.get(key) == "~"]
+    if tildes and not is_stored:
         text = "YAML reads ~ as null; write ~/ for the home directory"
         raise RefusedError(*(f"{document.where(key)}: {key}: {text}" for key in tildes))
     try:

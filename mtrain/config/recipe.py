@@ -28,27 +28,38 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     """
     pieces = 8000 if size.pairs < 300_000 else 16_000
     dropout = 0.3 if size.pairs < 1_000_000 else 0.1
-    norm, optimizer, schedule, peak_lr = "pre", "muon", "linear", 0.008
+    norm = "pre"
+    optimizer = "muon"
+    schedule = "linear"
+    peak_lr = 0.008
     if size.pairs <= 50_000:
         origin = "configs/small.yaml with half of its d_ff (tried on 29,000 pairs)"
         model = _model(256, 4, 512, 3, dropout)
-        step_tokens, warmup_steps = 4096, 500
+        step_tokens = 4096
+        warmup_steps = 500
         max_steps = min(4000, max(500, _steps(size, step_tokens)))
     elif size.pairs <= 1_000_000 or not has_gpu:
         origin = "configs/small.yaml (tried on 110,000 pairs)"
         model = _model(256, 4, 1024, 3, dropout)
-        step_tokens, warmup_steps = 16_384 if has_gpu else 4096, 500
+        step_tokens = 16_384 if has_gpu else 4096
+        warmup_steps = 500
         max_steps = min(50_000, max(1000, _steps(size, step_tokens)))
     else:
         origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
-        pieces, model = 32_000, _model(512, 8, 2048, 6, dropout)
-        norm, optimizer, schedule, peak_lr = "post", "adam", "noam", 7.0e-4
-        step_tokens, warmup_steps, max_steps = 25_000, 4000, 100_000
-    micro_batches, packing, batch_tokens = MICRO_BATCHES, {}, {}
-    if has_gpu:
-        micro_batches, packing = 1, {"packing": True}
-        batch_tokens = {"batch_tokens": CUDA_BATCH_TOKENS}
+        pieces = 32_000
+        model = _model(512, 8, 2048, 6, dropout)
+        norm = "post"
+        optimizer = "adam"
+        schedule = "noam"
+        peak_lr = 7.0e-4
+        step_tokens = 25_000
+        warmup_steps = 4000
+        max_steps = 100_000
+    batches = {"max_tokens": step_tokens // MICRO_BATCHES, "step_batches": MICRO_BATCHES}
     decode = {"beam_size": 5, "length_penalty": 1.0, "length_norm": "power"}
+    if has_gpu:
+        batches = {"max_tokens": step_tokens, "step_batches": 1, "packing": True}
+        decode["batch_tokens"] = CUDA_BATCH_TOKENS
     save_every = max(10, max_steps // 40 // 10 * 10)
     return origin, {
         "tokenizer": {"vocab_size": _vocab_size(pieces, size)},
@@ -57,9 +68,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             "device": "auto",
             "threads": "auto",
             "max_steps": max_steps,
-            "max_tokens": step_tokens // micro_batches,
-            "step_batches": micro_batches,
-            **packing,
+            **batches,
             "optimizer": optimizer,
             "schedule": schedule,
             "warmup_steps": min(warmup_steps, max_steps // 20),
@@ -70,7 +79,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
             # averaging does not help if the rate ends at 0
             "average_last": 0 if schedule == "linear" else 5,
         },
-        "decode": {**decode, **batch_tokens},
+        "decode": decode,
     }
 
 

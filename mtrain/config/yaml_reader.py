@@ -150,7 +150,8 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
         return _value(document, node, key, place) if node is not None else None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        line, reason = mark.line if mark else 0, error.problem or error.context
+        reason = error.problem or error.context
+        line = mark.line if mark else 0
         if str(reason).startswith("but "):  # the second half of a sentence
             reason = f"{error.context} {reason}"
         elif error.context_mark and error.context_mark.line < line:
@@ -163,7 +164,8 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
         line, reason = 0, "nested too deeply for a config"
     except ValueError as error:  # `\U00110000`, or a YAML version of thousands of digits
         line, reason = 0, str(error)
-    raise RefusedError(f"{place or f'{document.name}:{line + 1}'}: invalid YAML: {reason}")
+    where = place or f"{document.name}:{line + 1}"
+    raise RefusedError(f"{where}: invalid YAML: {reason}")
 
 
 def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int = 0) -> Any:
@@ -189,7 +191,8 @@ def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int
         where = place or f"{document.name}:{name_node.start_mark.line + 1}"
         if not isinstance(name_node, yaml.ScalarNode):
             raise RefusedError(f"{where}: a key must be a word; write KEY: VALUE")
-        name, inner = name_node.value, f"{key}.{name_node.value}" if key else name_node.value
+        name = name_node.value
+        inner = f"{key}.{name}" if key else name
         if name == "<<":
             text = "merge keys are not supported; write the settings themselves"
             raise RefusedError(f"{where}: {inner}: {text}")
