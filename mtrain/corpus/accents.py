@@ -41,13 +41,16 @@ def _lost(counts: Counter[str], known: set[str], spell: Callable[[str], str]) ->
     for word in known | {word for word, count in counts.items() if count >= MIN_COUNT}:
         plain = "" if word.isascii() else spell(word)
         total = counts[word] + counts[plain]
-        if len(plain) > 1 and plain.isascii() and plain not in known and total >= MIN_COUNT:
+        is_spelling = len(plain) > 1 and plain.isascii() and plain not in known
+        if is_spelling and total >= MIN_COUNT:
             found.append((total, counts[plain] / total, f"{plain} for {word}"))
     found = sorted(found, reverse=True)[:MAX_WORDS]
     fractions = [fraction for _, fraction, _ in found]
-    is_enough = len(found) >= (MIN_KNOWN if set(fractions) == {1.0} else MIN_WORDS)
+    least = MIN_KNOWN if set(fractions) == {1.0} else MIN_WORDS
+    if len(found) < least:
+        return 0.0, ""
     examples = (example for _, fraction, example in found if fraction)
-    return (median(fractions), next(examples, "")) if is_enough else (0.0, "")
+    return median(fractions), next(examples, "")
 
 
 def _without_accents(word: str) -> str:

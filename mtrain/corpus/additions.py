@@ -69,7 +69,8 @@ class _End(NamedTuple):
     def first(self, count: int) -> str:
         """Return the text of the first tokens."""
         size = self.sizes[count]
-        return (self.text[len(self.text) - size :] if self.from_end else self.text[:size]).strip()
+        text = self.text[len(self.text) - size :] if self.from_end else self.text[:size]
+        return text.strip()
 
 
 class _Texts:
@@ -79,7 +80,8 @@ class _Texts:
         self.words = [set(_TOKEN.findall(_form(other[:MAX_LENGTH]))) for other in others]
         self.totals = Counter(word for words in self.words for word in words)
         lengths, other_lengths = (np.array([*map(len, side)], float) for side in (texts, others))
-        self.lengths, self.other_logs = lengths, np.log(other_lengths + 1)
+        self.lengths = lengths
+        self.other_logs = np.log(other_lengths + 1)
         self.ratios = np.log(lengths + 1) - self.other_logs
         distances = np.abs(self.ratios - np.median(self.ratios))
         self.deviation = 1.4826 * float(np.median(distances))
@@ -108,12 +110,14 @@ class _Texts:
 
     def _addition(self, ends: list[_End], indices: list[int], count: int) -> Addition | None:
         """Return the first `count` tokens of these texts if they are an addition."""
-        example, size = ends[indices[0]], len(indices)
+        example = ends[indices[0]]
+        size = len(indices)
         # Words alone may be grammar, such as an auxiliary verb at the end of a sentence, and a
         # single mark may be a matter of style.
         tokens = example.tokens[:count]
         has_mark = any(not token[0].isalnum() for token in tokens)
-        if not has_mark or len("".join(tokens)) < 2 or len(ends) - size < MIN_COUNT:
+        is_single = len("".join(tokens)) < 2
+        if not has_mark or is_single or len(ends) - size < MIN_COUNT:
             return None
         is_rest = np.ones(len(ends), bool)
         is_rest[indices] = False
@@ -136,7 +140,8 @@ class _Texts:
         translations is more frequent in them than by chance.
         """
         counts = Counter(word for index in indices for word in self.words[index])
-        size, total = len(indices), len(self.words)
+        size = len(indices)
+        total = len(self.words)
         least = max(MIN_SHARED, MIN_SHARED_FRACTION * size)
         shared = [(count, self.totals[word] / total) for word, count in counts.items()]
         scale = size * (1 - size / total)  # drawn without replacement

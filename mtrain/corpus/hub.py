@@ -49,7 +49,8 @@ def dataset_name(corpus: HubCorpus) -> str:
 
 def _dataset_batches(corpus: HubCorpus, root: Path, name: str) -> Iterator[dict[str, list[Any]]]:
     with _loading(name):
-        dataset, batch_size = _load_dataset(corpus, root), ROWS
+        dataset = _load_dataset(corpus, root)
+        batch_size = ROWS
         if not corpus.streaming:
             rows = BATCH_BYTES * dataset.num_rows // max(1, dataset.data.nbytes)
             batch_size = min(ROWS, 1 + rows)

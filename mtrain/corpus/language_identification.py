@@ -60,11 +60,11 @@ class ThirdLanguage:
         self.own = _words(language) | {word for word, count in counts.items() if count > least}
         self.other = _words(other)
         known = {language_code(language), language_code(other)}
-        self.candidates = {
-            code: {word for word in words if len(word) > 1}
-            for code, words in FREQUENT.items()
-            if _words(language) and code not in known and not _are_distinct(language, code)
-        }
+        self.candidates = dict[str, set[str]]()
+        if _words(language):
+            for code, words in FREQUENT.items():
+                if code not in known and not _are_distinct(language, code):
+                    self.candidates[code] = {word for word in words if len(word) > 1}
         self.frequent = set().union(self.own, self.other, *self.candidates.values())
 
     def language_of(self, text: str) -> str:
@@ -72,7 +72,8 @@ class ThirdLanguage:
         if not self.candidates:
             return ""
         words = words_of(text) & self.frequent
-        most, result = MIN_WORDS - 1, ""
+        most = MIN_WORDS - 1
+        result = ""
         if len(words - self.own) <= most:
             return result
         for code, candidate in self.candidates.items():
@@ -80,7 +81,8 @@ class ThirdLanguage:
             count = len(shared - self.own)
             is_own = MUCH_MORE * len(rest & self.own) > count
             if count > most and not is_own and len(shared) > len(words & self.other):
-                most, result = count, code
+                most = count
+                result = code
         return result
 
 
@@ -88,15 +90,16 @@ def other_language(texts: Sequence[str], language: str) -> str:
     """Return the language of most texts if it is not `language`, but has the same script; an empty
     text if that is not clear, or if the frequent words of `language` are not known.
     """
-    own, texts = _words(language), texts[:: max(1, len(texts) // SIDE_SAMPLE)]
+    own = _words(language)
+    texts = texts[:: max(1, len(texts) // SIDE_SAMPLE)]
     if not own or len(texts) < MIN_TEXTS:
         return ""
-    lines, codes = list(map(words_of, texts)), np.array(list(FREQUENT))
+    lines = list(map(words_of, texts))
     counts = np.array([[len(line & words) for words in FREQUENT.values()] for line in lines])
     is_best = (counts == counts.max(1, keepdims=True)) & (counts > 0)
     # a text counts in equal parts for the languages that match it best
     parts = is_best / is_best.sum(1, keepdims=True).clip(1)
-    best = str(codes[parts.sum(0).argmax()])
+    best = list(FREQUENT)[parts.sum(0).argmax()]
     if _are_distinct(language, best):
         return ""
     only_best, only_own = FREQUENT[best] - own, own - FREQUENT[best]
@@ -142,7 +145,8 @@ def swapped_fraction(
     differ_in_script = _are_distinct(src_lang, tgt_lang) or _extra_scripts(src_lang, tgt_lang)
     # frequent words of one language alone, such as English "is", may be words of the other, too
     is_sure = differ_in_script or (_words(src_lang) and _words(tgt_lang))
-    return fraction if fraction > (MAX_SWAPPED if is_sure else MOST_SWAPPED) else 0.0
+    most = MAX_SWAPPED if is_sure else MOST_SWAPPED
+    return fraction if fraction > most else 0.0
 
 
 def _are_distinct(language: str, other: str) -> bool:
@@ -156,8 +160,10 @@ def _extra_scripts(language: str, other: str) -> set[str]:
     for Japanese and Chinese; an empty set for other languages.
     """
     scripts, other_scripts = scripts_of(language), scripts_of(other)
+    if not scripts or not other_scripts:
+        return set()
     is_part = scripts < other_scripts or other_scripts < scripts
-    return scripts ^ other_scripts if scripts and other_scripts and is_part else set()
+    return scripts ^ other_scripts if is_part else set()
 
 
 def _words(language: str) -> set[str]:
@@ -182,7 +188,9 @@ def _larger_side(counts: list[list[int]], much_more: int = MUCH_MORE) -> NDArray
     if the second is more than that times the first, else 0.
     """
     first, second = np.array(counts, np.int64).reshape(len(counts), 2).T
-    return np.where(first > much_more * second, 1, np.where(second > much_more * first, -1, 0))
+    is_first = first > much_more * second
+    is_second = second > much_more * first
+    return np.where(is_first, 1, np.where(is_second, -1, 0))
 
 
 def _count_letters(texts: Sequence[str], *languages: str) -> list[list[int]]:

@@ -69,7 +69,8 @@ class RowError(UserError):
 
     def __init__(self, location: str, number: int, reason: str, kind: str = "row") -> None:
         super().__init__(f"{location}: {reason}")
-        self.location, self.number, self.reason, self.kind = location, number, reason, kind
+        self.location, self.number = location, number
+        self.reason, self.kind = reason, kind
 
 
 def _refuse(error: RowError) -> NoReturn:
@@ -120,13 +121,15 @@ def chunked(
     """Yield rows in lists of `count`, or fewer if they are long: to bound memory, a list ends with
     the row that brings it to this number of characters.
     """
-    chunk, size = list[Row](), 0
+    chunk = list[Row]()
+    size = 0
     for row in rows:
         chunk.append(row)
         size += len(row[-2]) + len(row[-1])
         if len(chunk) == count or size >= characters:
             yield chunk
-            chunk, size = [], 0
+            chunk = []
+            size = 0
     if chunk:
         yield chunk
 
@@ -134,7 +137,9 @@ def chunked(
 def join_names(names: Iterable[str]) -> str:
     """Join names for a message, cut to 200 characters; "none" if there are none."""
     text = ", ".join(names)
-    return (text if len(text) <= 200 else f"{text[:200]} ...") or "none"
+    if not text:
+        return "none"
+    return text if len(text) <= 200 else f"{text[:200]} ..."
 
 
 def is_too_long(text: str) -> bool:
@@ -154,7 +159,8 @@ def shorten_text(text: str, max_length: int) -> str:
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a plain, .gz or .zst file for reading; raises `UserError`."""
     try:
-        if path.suffix in (".gz", ".zst") and path.is_file() and not path.stat().st_size:
+        is_packed = path.suffix in (".gz", ".zst")
+        if is_packed and path.is_file() and not path.stat().st_size:
             raise UserError(f"{path}: cannot read: it is empty, not packed text; fetch it again")
         if path.suffix == ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))
@@ -201,7 +207,8 @@ def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
     plain UTF-8.
     """
     max_length = MAX_LINE_LENGTH + 8  # room for `\r\n` and for the last character
-    line, read = b"", cast(BufferedIOBase, stream).read1  # returns without waiting for a full block
+    read = cast(BufferedIOBase, stream).read1  # returns without waiting for a full block
+    line = b""
     while block := read(_BLOCK):
         if name is not None:
             refuse_other_start(block, name)
@@ -322,7 +329,9 @@ def scan_file(
     for a file that is not plain UTF-8, if `is_utf8`.
     """
     require_regular(path)
-    digest, lines, last = hashlib.sha256(), 0, b""
+    digest = hashlib.sha256()
+    lines = 0
+    last = b""
     with open_bytes(path) as stream, reading_from(path):
         while block := stream.read(_BLOCK):
             check_stop()

@@ -21,7 +21,8 @@ PAGE_BYTES = 1 << 28  # bytes of a column that are read at a time, where rows sh
 
 _DELTA_BYTE_ARRAY = 7  # encoding in which a text shares its beginning with the text before it
 # Types of fields, and bytes of a boolean (none: its value is in the type), a byte and a double.
-_INTEGERS, _BINARY, _STRUCT = (4, 5, 6), 8, 12
+_INTEGERS = (4, 5, 6)
+_BINARY, _STRUCT = 8, 12
 _SIZES = {1: 0, 2: 0, 3: 1, 7: 8}
 
 
@@ -47,11 +48,13 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
     """Read the fields of a struct by their numbers: integers and structs, or None for other types.
     Raises `LookupError` if it is invalid, `ValueError` at the end of the file.
     """
-    fields, number = dict[int, Any](), 0
+    fields = dict[int, Any]()
+    number = 0
     while head := data.read_byte():
         step, kind = head >> 4, head & 15
         number = number + step if step else _signed(data)
-        if not kind or not 0 < number < 100 or number in fields:  # which readers treat differently
+        is_valid = kind > 0 and 0 < number < 100
+        if not is_valid or number in fields:  # readers treat such fields differently
             raise LookupError
         fields[number] = None
         if kind in _INTEGERS:
@@ -59,7 +62,8 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
         elif kind == _STRUCT:
             fields[number] = _struct(data)
         else:  # page headers have no lists, sets and maps
-            data.seek(read_number(data) if kind == _BINARY else _SIZES[kind], os.SEEK_CUR)
+            size = read_number(data) if kind == _BINARY else _SIZES[kind]
+            data.seek(size, os.SEEK_CUR)
     return fields
 
 
@@ -106,7 +110,8 @@ def _rows_at_once(path: Path, group: int, chunks: list[Any]) -> int:
     """Return how many rows of a row group to read at a time: fewer if rows may share the texts of a
     large page. Raises `UserError` if the row group takes too much memory.
     """
-    size, largest_shared = 0, 1
+    size = 0
+    largest_shared = 1
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for chunk in chunks:
             for page_size, is_shared in _pages(data, chunk):

@@ -112,10 +112,13 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
     """Count the pairs of a corpus, and hash its text with its swap, tag and languages; raises
     `UnequalError` for unequal sides.
     """
-    result, options = _scan(corpus, reading), {"swap", "tag", "src_lang", "tgt_lang"}
+    result = _scan(corpus, reading)
+    options = {"swap", "tag", "src_lang", "tgt_lang"}
     changes = corpus.model_dump(include=options, exclude_defaults=True)
+    if not changes:
+        return result
     text = json.dumps([result.sha256, changes]).encode()
-    return Scan(result.pairs, hashlib.sha256(text).hexdigest()) if changes else result
+    return Scan(result.pairs, hashlib.sha256(text).hexdigest())
 
 
 def _scan(corpus: Corpus, reading: Reading) -> Scan:
@@ -131,7 +134,8 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
         return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
     if isinstance(corpus, FileCorpus):
         return Scan(*scan_table(corpus, reading))
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     dropping = Reading(reading.root, "drop")  # `read_pairs` refuses such rows if it must
     for _, *pair in read_rows(corpus, dropping):
         reading.check_stop()
@@ -153,7 +157,8 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
 
 def read_scored_text(corpus: Corpus, reading: Reading, sha256: str) -> ScoredText:
     """Read a set into memory; `sha256` is its hash from `scan`."""
-    size, pairs = 0, list[Pair]()
+    size = 0
+    pairs = list[Pair]()
     for pair in read_pairs(corpus, reading):
         pair_bytes = sum(len(text.encode("utf-8", "replace")) for text in pair)
         size = add_to_set_size(size, pair_bytes, corpus_name(corpus))
@@ -193,7 +198,8 @@ def skim(
         reading.check_stop()
         forms = plain_forms([src for _, src, _ in rows]) if wanted else [""] * len(rows)
         for index, (form, (number, src, tgt)) in enumerate(zip(forms, rows, strict=True), start):
-            is_nth, is_wanted = index % step == 0, form in wanted
+            is_nth = index % step == 0
+            is_wanted = form in wanted
             if is_nth or is_wanted:
                 yield is_nth, is_wanted, (number, src.strip(), tgt.strip())
         start += len(rows)

@@ -66,10 +66,10 @@ def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
 
 def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     """Yield the numbered pairs of a file; raises `RowError` for a row that is not two texts."""
-    path, form = reading.root / corpus.file, FORMATS[corpus.kind]
-    return texts_of(
-        form.read(corpus, path, reading), corpus, f"{path}{form.before_number}", reading
-    )
+    path = reading.root / corpus.file
+    form = FORMATS[corpus.kind]
+    rows = form.read(corpus, path, reading)
+    return texts_of(rows, corpus, f"{path}{form.before_number}", reading)
 
 
 def texts_of(
@@ -105,7 +105,8 @@ def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
 
 def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
     """Yield rows by column numbers, from 0, or by the names in the first line."""
-    lines, (src, tgt) = _decoded_lines(path, reading), (corpus.src, corpus.tgt)
+    lines = _decoded_lines(path, reading)
+    src, tgt = corpus.src, corpus.tgt
     header = list[str]()
     if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
@@ -178,7 +179,9 @@ def _count_tsv(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> 
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
-    wanted = {part for name in (corpus.src, corpus.tgt) for part in (name, *str(name).split("."))}
+    wanted = set[str]()
+    for name in (str(corpus.src), str(corpus.tgt)):
+        wanted |= {name, *name.split(".")}
     quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
     for number, line in _decoded_lines(path, reading):
         try:
@@ -208,7 +211,7 @@ def _fault(line: str, error: Exception) -> str:
     return "not JSON: a number has too many digits"
 
 
-def _object(wanted: set[Any], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(wanted: set[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; raises `LookupError` if a wanted field occurs twice, since programs
     differ in which of the two they use.
     """

@@ -46,7 +46,8 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
     lack a language. Raises `UserError` if the file is not TMX or has no such pair.
     """
     src, tgt = str(corpus.src), str(corpus.tgt)
-    languages, has_pairs = dict[str, None](), False
+    languages = dict[str, None]()
+    has_pairs = False
     for number, unit in enumerate(_read_units(path, reading.check_stop), 1):
         if indices := _find_variants(unit, src, tgt):
             has_pairs = True
@@ -92,7 +93,8 @@ def _read_units(path: Path, check_stop: Callable[[], None]) -> Iterator[Unit]:
     """Yield the units of a file; raises `UserError` with the line where it is not well-formed, is
     not TMX, or declares entities, which can make small files huge.
     """
-    parser, block = _UnitParser(path), b" "
+    parser = _UnitParser(path)
+    block = b" "
     with open_bytes(path) as stream:
         while block:
             check_stop()
@@ -140,8 +142,8 @@ class _UnitParser:
             raise self._failure("a tag or a comment is too long; fix the file")
 
     def _failure(self, reason: str) -> UserError:
-        line, unit = self.parser.CurrentLineNumber, f"unit {self.count}: " if self.count else ""
-        return UserError(f"{self.path}:{line}: {unit}{reason}")
+        unit = f"unit {self.count}: " if self.count else ""
+        return UserError(f"{self.path}:{self.parser.CurrentLineNumber}: {unit}{reason}")
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         self.names.update((name, *attributes))
@@ -163,7 +165,8 @@ class _UnitParser:
             raise self._failure("<tu> within <tu>; fix the file")
         elif name == "tu":
             self.count += 1
-            self.unit, self.size = [], 0
+            self.unit = []
+            self.size = 0
         elif name == "tuv":
             language = attributes.get("xml:lang") or attributes.get("lang") or ""
             self.language = language[:MAX_LANGUAGE_LENGTH]
@@ -181,7 +184,8 @@ class _UnitParser:
                 self.unit.append((self.language, _one_line("".join(self.parts))))
             self.parts = None
         elif name == "tu" and self.unit is not None:
-            self.units.append(self.unit if self.size <= MAX_UNIT_LENGTH else TOO_LARGE)
+            unit = self.unit if self.size <= MAX_UNIT_LENGTH else TOO_LARGE
+            self.units.append(unit)
             self.unit = None
 
     def _text(self, text: str) -> None:

@@ -29,7 +29,8 @@ def pairs(split: str, count: int, seed: int = 1) -> Iterator[tuple[str, str]]:
         raise UserError(
             f"phrasebook: {split} has at most {LIMITS[split]} pairs, not {count}; lower pairs"
         )
-    drawing, digests = Drawing(Random(f"{split} {seed}").random), set[bytes]()
+    drawing = Drawing(Random(f"{split} {seed}").random)
+    digests = set[bytes]()
     while len(digests) < count:
         pair = drawing.sentence()
         digest = blake2b("\t".join(pair).encode(), digest_size=8).digest()

@@ -52,10 +52,12 @@ def _line(*parts: str) -> str:
 
 def english(clause: Clause, asked: bool = False) -> str:
     """Return the English clause; `asked` puts the auxiliary first."""
-    subject, (_, plain, auxiliaries, verb, *_) = clause.subject, clause.tense
+    subject = clause.subject
+    _, plain, auxiliaries, verb, *_ = clause.tense
     auxiliary = auxiliaries[subject.person]
     if plain[subject.person] and not asked and not clause.negated:
-        auxiliary, verb = "", plain[subject.person]
+        auxiliary = ""
+        verb = plain[subject.person]
     first = (auxiliary, subject.en) if asked else (subject.en, auxiliary)
     middle = ("not" if clause.negated else "", verb.format(*clause.verb[-2]))
     objects = (phrase.en for phrase in clause.objects)
@@ -66,7 +68,8 @@ def english(clause: Clause, asked: bool = False) -> str:
 def german(clause: Clause, order: str = "second") -> str:
     """Return the German clause with its finite verb "first", "second" or "last"."""
     infinitive, prefix, present, past, auxiliary, participle, *_ = clause.verb
-    subject, forms = clause.subject, clause.tense[4]
+    subject = clause.subject
+    forms = clause.tense[4]
     simple_forms = {"present": present, "past": past}.get(forms[0])
     if simple_forms and simple_forms[subject.person]:
         finite, closing = simple_forms[subject.person], prefix
@@ -104,18 +107,21 @@ class Drawing:
 
     def phrase(self, nouns: Sequence[Noun], case: str, definite: bool = False) -> Phrase:
         """Return a phrase with one of the nouns, or a pronoun instead of a person."""
-        if nouns[0] in PEOPLE and self.random() < (0.4 if case == "nom" else 0.25):
+        pronoun_fraction = 0.4 if case == "nom" else 0.25
+        if nouns[0] in PEOPLE and self.random() < pronoun_fraction:
             return self.pick_new(PRONOUNS[case])
         key, gender, english_forms, german_forms, determiners = self.pick_new(nouns)
         is_plural = bool(english_forms[1]) and self.random() < 0.25
         number, row = (1, PLURAL) if is_plural else (0, gender)
         words = [word for word in determiners[number] if word[-1] or not definite]
         _, article, stem, endings, adjective_endings, _ = self.pick(words)
-        en, de = english_forms[number], german_forms[number][CASES.index(case)]
+        en = english_forms[number]
+        de = german_forms[number][CASES.index(case)]
         form = len(CASES) * row + CASES.index(case)
         if DESCRIBING[key] and self.random() < 0.3:
             _, adjective_stem, adjective = self.pick_new(DESCRIBING[key])
-            en, de = f"{adjective} {en}", f"{adjective_stem}{adjective_endings[form]} {de}"
+            en = f"{adjective} {en}"
+            de = f"{adjective_stem}{adjective_endings[form]} {de}"
         article = "an" if article == "a" and en[0] in "aeiou" else article
         return Phrase(key, _line(article, en), _line(stem + endings[form], de), 2 + number)
 
@@ -130,7 +136,8 @@ class Drawing:
         if kind == "give":
             clause.objects.append(self.phrase(PEOPLE, "dat", definite=True))
         if objects:  # negated, "ein" would be "kein"
-            clause.objects.append(self.phrase(objects, "dat" if kind == "dat" else "acc", negated))
+            case = "dat" if kind == "dat" else "acc"
+            clause.objects.append(self.phrase(objects, case, negated))
         if kind == "is":
             key, _, adjective = self.pick_new(DESCRIBING[clause.subject.key] or DESCRIBING["Mann"])
             clause.place = adjective, key
@@ -154,7 +161,8 @@ class Drawing:
     def single(self, asked: bool) -> tuple[str, str]:
         """Draw a question, or a statement, perhaps with the time in front."""
         front = self.pick(ROWS["questions"]) if asked else NOTHING
-        clause, sign = self.clause(timed=not front[0]), "?" if asked else "."
+        clause = self.clause(timed=not front[0])
+        sign = "?" if asked else "."
         if not asked and clause.time[0] and self.random() < 0.4:
             front, clause.time = clause.time, NOTHING
         order = "first" if asked or front[0] else "second"
@@ -167,9 +175,11 @@ class Drawing:
         """Draw two clauses; a subordinate one may come first."""
         en, de, is_last = self.pick(ROWS["conjunctions"])
         main, other = self.clause(), self.clause(timed=False)
-        end = german(other, "last" if is_last else "second")
+        order = "last" if is_last else "second"
+        end = german(other, order)
         if is_last and self.random() < 0.4:
             reverse = f"{de[2:]} {end}, {german(main, 'first')}."
             return f"{en} {english(other)}, {english(main)}.", reverse
-        en, de = f"{english(main)} {en} {english(other)}.", f"{german(main)} {de} {end}."
-        return en.replace(" ,", ","), de.replace(" ,", ",")
+        english_line = f"{english(main)} {en} {english(other)}."
+        german_line = f"{german(main)} {de} {end}."
+        return english_line.replace(" ,", ","), german_line.replace(" ,", ",")
