@@ -28,11 +28,13 @@ from mtrain.model.transformer import Attention, Parts, Transformer, fixed_produc
 from mtrain.runtime.device import has_fast_bf16
 
 ROWS = 128
-# Smallest number of values of a large fp32 matrix; and, if MKL is slow, smallest number of
-# multiplications in a product with a smaller matrix that is worth packing. See `packed_product`.
-WORTH_PACKING, WORTH_ONEDNN = 100_000, 700_000
+WORTH_PACKING = 100_000  # smallest number of values of a large fp32 matrix: see `packed_product`
+# If MKL is slow: smallest number of multiplications in a product with a smaller matrix that is
+# worth packing.
+WORTH_ONEDNN = 700_000
 # Option numbers of glibc's mallopt, from malloc.h, and the largest mmap threshold that it accepts
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD = -1, -2, -3, 32 << 20
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+MAX_MMAP_THRESHOLD = 32 << 20
 HEAP_BYTES = 64 << 20  # largest heap of a thread, glibc's HEAP_MAX_SIZE on 64-bit machines
 HUGE_BYTES = 256 << 20  # of the heap, in huge pages; a translation touches about as much
 
@@ -195,7 +197,8 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
       AMD's processors with AVX512 (Zen 5) it takes twice as long for many rows: packed for these.
     """
     weight = weight.detach()
-    is_fp32, is_x86 = weight.dtype == torch.float32, platform.machine() in ("x86_64", "AMD64")
+    is_fp32 = weight.dtype == torch.float32
+    is_x86 = platform.machine() in ("x86_64", "AMD64")
     has_bf16 = weight.dtype == torch.bfloat16 and has_fast_bf16(weight.device)
     if not (is_x86 and (is_fp32 or has_bf16)):
         return fixed_product(weight, bias)
@@ -239,8 +242,9 @@ def _transposed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Te
     """Return `fixed_product`; a matrix with out >= in is copied to be contiguous as (in, out). MKL
     reads that in longer stretches: one row takes half the time, a third if the CPU's cache is cold.
     """
-    is_wide = weight.shape[0] >= weight.shape[1]
-    return fixed_product(weight.t().contiguous().t() if is_wide else weight, bias)
+    if weight.shape[0] >= weight.shape[1]:
+        weight = weight.t().contiguous().t()
+    return fixed_product(weight, bias)
 
 
 class RowTransformer(Transformer):
@@ -314,7 +318,8 @@ def _request_huge_pages(libc: Any) -> None:
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
     libc.mallopt(M_TOP_PAD, HUGE_BYTES)
     block = ctypes.c_void_p(libc.malloc(MAX_MMAP_THRESHOLD // 2))  # so that the heap must grow
-    start, end = (block.value or 0) // mmap.PAGESIZE * mmap.PAGESIZE, libc.sbrk(0) or 0
+    start = (block.value or 0) // mmap.PAGESIZE * mmap.PAGESIZE
+    end = libc.sbrk(0) or 0
     if 0 < start < end:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_HUGEPAGE)
     libc.free(block)

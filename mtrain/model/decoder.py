@@ -124,8 +124,10 @@ class StepBuffers:
     ) -> None:
         _, _, B, H, _, K = source.shape
         N, R = B * W, pad_rows(B * W)
-        self.B, self.W, self.slots, self.source, self.src_bias = B, W, slots, source, src_bias
-        self.pad_rows, self.padding = pad_rows, R - N
+        self.B, self.W, self.slots = B, W, slots
+        self.source, self.src_bias = source, src_bias
+        self.pad_rows = pad_rows
+        self.padding = R - N
         self.sources = list(split_layers(source, src_bias.flatten(0, 1)))
         self.projected = source.new_empty(R, 3 * H * K, dtype=dtype)  # query, key and value
         self.queries = self.projected[:, : H * K]
@@ -232,7 +234,9 @@ class Decoder:
         and `src_bias` as in `StepBuffers`.
         """
         memory, bias = self.encode(src)
-        (B, S), (H, _, P), K = src.shape, bias.shape[1:], memory.shape[1] // bias.shape[1]
+        B, S = src.shape
+        _, H, _, P = bias.shape
+        K = memory.shape[1] // H
         source = bias.new_empty(len(self.layers), 2, B, H, P, K)
         source[..., S:, :] = 0.0
         for layer, keys_values in zip(self.layers, source[..., :S, :].unbind(0), strict=True):
@@ -324,7 +328,8 @@ class _Layer(InferenceLayer):
     def __init__(self, layer: DecoderLayer, parts: Parts) -> None:
         norms = layer.self_norm, layer.cross_norm, layer.feed_norm
         super().__init__(layer, norms, parts)
-        cross, D = layer.cross_attention, layer.cross_norm.normalized_shape[0]
+        cross = layer.cross_attention
+        D = layer.cross_norm.normalized_shape[0]
         self.cross_query = parts.product(cross.project_in.weight[:D], cross.project_in.bias[:D])
         self.cross_source = parts.product(cross.project_in.weight[D:], cross.project_in.bias[D:])
         self.join_cross = parts.product(cross.project_out.weight, cross.project_out.bias)

@@ -38,14 +38,18 @@ class Encoder:
         """Encode (B, S): return the memory (R, D), and a bias (B, H, 1, P), which is 0 at real
         tokens and minus infinity elsewhere.
         """
-        model, (B, S), H = self.model, src.shape, self.model.shape.num_heads
+        model = self.model
+        B, S = src.shape
+        H = model.shape.num_heads
         x = model.embed(src, model.src_embedding, model.src_positions).flatten(0, 1)
         if padding := model.parts.pad_rows(B * S) - B * S:
             x = F.pad(x, (0, 0, 0, padding))
-        P, K = max(S, VECTOR), x.shape[1] // H
+        P = max(S, VECTOR)
+        K = x.shape[1] // H
         bias = x.new_full((B, H, 1, P), float("-inf"), dtype=model.attention_dtype)
         bias[..., :S].masked_fill_((src != model.shape.pad_id)[:, None, None], 0.0)
-        heads, joined = bias.new_zeros(3, B, H, P, K), x.new_zeros(x.shape)
+        heads = bias.new_zeros(3, B, H, P, K)
+        joined = x.new_zeros(x.shape)
         for layer in self.layers:
             x = layer.run(x, heads, bias, joined, S)
         return self.norm(x), bias

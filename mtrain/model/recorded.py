@@ -62,8 +62,10 @@ class Memory(NamedTuple):
 
 def rounded(length: int, least: int = 1) -> int:
     """Return the smallest power of two, or three quarters of one, that is at least both values."""
-    power = 1 << (max(length, least) - 1).bit_length()
-    return power * 3 // 4 if power >= 4 and power * 3 // 4 >= max(length, least) else power
+    least = max(length, least)
+    power = 1 << (least - 1).bit_length()
+    smaller = power * 3 // 4
+    return smaller if power >= 4 and smaller >= least else power
 
 
 class RecordedState:
@@ -73,7 +75,8 @@ class RecordedState:
 
     def __init__(self, decoder: "RecordedDecoder", size: Size, count: int) -> None:
         self.decoder, self.size, self.count = decoder, size, count
-        self.width, self.time = 1, 0
+        self.width = 1
+        self.time = 0
         self.memory = decoder.memory(size)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "RecordedState":
@@ -85,7 +88,8 @@ class RecordedState:
             keep_sentences(sentences, memory.past, memory.source)
             memory.src_bias[: self.count] = memory.src_bias[sentences]
         self.width = len(rows) // self.count
-        B, W = self.size.B, max(slots, self.width)
+        B = self.size.B
+        W = max(slots, self.width)
         if max(MIN_SENTENCES, self.count) <= B // 4:
             B //= 4
         if (self.size.B, slots) != (B, W):
@@ -99,11 +103,17 @@ class RecordedState:
         """Move the state to the memory of another size, which shares storage with the present
         memory.
         """
-        old, B, slots, used = self.memory, size.B, self.size.W, self.time + 1
-        source, src_bias = old.source[:, :, :B].clone(), old.src_bias[:B].clone()
-        past, lineage = old.past[:, :, :B, :, :used].clone(), old.lineage[:B, :, :used].clone()
+        old = self.memory
+        B = size.B
+        slots = self.size.W
+        used = self.time + 1
+        source = old.source[:, :, :B].clone()
+        src_bias = old.src_bias[:B].clone()
+        past = old.past[:, :, :B, :, :used].clone()
+        lineage = old.lineage[:B, :, :used].clone()
         del self.memory, old  # free the old memory first
-        self.size, self.memory = size, self.decoder.memory(size)
+        self.memory = self.decoder.memory(size)
+        self.size = size
         self.fill(source, src_bias)
         self.memory.past[:, :, :, :, :used, :slots] = past
         self.memory.lineage[:, :slots, 1:used, :slots] = lineage[:, :, 1:]
@@ -135,7 +145,8 @@ class RecordedDecoder:
     """A `Decoder` whose steps are recorded. One search at a time may use it: hold `lock`."""
 
     def __init__(self, model: Transformer) -> None:
-        self.decoder, self.shape = Decoder(model), model.shape
+        self.decoder = Decoder(model)
+        self.shape = model.shape
         self.lock = Lock()
         self.storage: dict[str, Tensor] = {}  # of `Memory`, for the largest size so far
         self.replays: dict[Size, Callable[[], None]] = {}
@@ -143,7 +154,8 @@ class RecordedDecoder:
 
     def begin(self, src: Tensor) -> RecordedState:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
-        (count, S), shape = src.shape, self.shape
+        count, S = src.shape
+        shape = self.shape
         width = rounded(S, VECTOR)
         if shape.positions == "learned":
             width = min(width, shape.max_positions)
@@ -167,7 +179,9 @@ class RecordedDecoder:
 
     def memory(self, size: Size) -> Memory:
         """Return the memory of this size, at the same address each time."""
-        (B, W, S, T), shape, model = size, self.shape, self.decoder.model
+        B, W, S, T = size
+        shape = self.shape
+        model = self.decoder.model
         L, H, D = shape.num_decoder_layers, shape.num_heads, shape.d_model
         shapes = {
             "tokens": ((B, W), torch.int64),
@@ -196,8 +210,8 @@ class RecordedDecoder:
         if size not in self.replays:
             if len(self.replays) == MAX_GRAPHS:
                 self.forget()
-            work, device = partial(self._compute, memory), memory.logits.device
-            self.replays[size] = record_graph(work, device, self.pool)
+            work = partial(self._compute, memory)
+            self.replays[size] = record_graph(work, memory.logits.device, self.pool)
         self.replays[size]()
 
     def forget(self) -> None:
