@@ -37,21 +37,20 @@ class Augmenter:
     ) -> None:
         self.tokenizer, self.seed, self.max_length = tokenizer, seed, max_length
         fractions = settings.model_dump()
-        self.names, self.ends = list(fractions), np.cumsum(list(fractions.values()))
+        self.names = list(fractions)
+        self.ends = np.cumsum(list(fractions.values()))
         symbols = sorted(tokenizer.user_symbols, key=len, reverse=True)
         self.symbols = re.compile(f"({'|'.join(map(re.escape, symbols)) or '(?!)'})")
         self.symbol_ids = {tokenizer.processor.piece_to_id(symbol) for symbol in symbols}
 
     def change(self, pairs: IdPairs, rows: NDArray[np.int64], epoch: int) -> IdPairs:
         """Return pairs of ids as an epoch uses them; `rows` are their indices in the store."""
-        result, hashes = list(pairs), _hashes(self.seed, epoch, rows)
+        result = list(pairs)
+        hashes = _hashes(self.seed, epoch, rows)
         # a number in [0, 1) for each pair; the fractions of the settings divide this range
         changes = np.searchsorted(self.ends, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
-        drawn = [
-            index
-            for index in np.flatnonzero(changes < len(self.names)).tolist()
-            if not any((side == self.tokenizer.unk_id).any() for side in pairs[index])
-        ]
+        drawn = np.flatnonzero(changes < len(self.names)).tolist()
+        drawn = [index for index in drawn if not self._has_unknown(pairs[index])]
         sides = [side for index in drawn for side in pairs[index]]
         tags = [self._tag(side) for side in sides]
         untagged = [side[len(tag) :].tolist() for side, tag in zip(sides, tags, strict=True)]
@@ -66,6 +65,9 @@ class Augmenter:
                 result[index] = src_ids, tgt_ids
         return result
 
+    def _has_unknown(self, pair: tuple[Ids, Ids]) -> bool:
+        return any(self.tokenizer.unk_id in side for side in pair)
+
     def _tag(self, side: Ids) -> Ids:
         """Return the tag that a side starts with, or an empty array."""
         has_tag = len(side) > 0 and int(side[0]) in self.symbol_ids
@@ -76,7 +78,8 @@ class Augmenter:
     ) -> list[Ids]:
         """Return the ids of all sides; a changed text is encoded again and put after its tag."""
         indices = [n for n, text in enumerate(changed) if text != texts[n] and not is_blank(text)]
-        result, encoded = list(sides), self.tokenizer.encode([changed[n] for n in indices])
+        result = list(sides)
+        encoded = self.tokenizer.encode([changed[n] for n in indices])
         for n, ids in zip(indices, encoded, strict=True):
             result[n] = np.concatenate((tags[n], np.array(ids, sides[n].dtype)))
         return result

@@ -142,9 +142,12 @@ def _packed_rows(lengths: NDArray[np.int64], width: int) -> tuple[Layout, Layout
     row = src_end = tgt_end = 0
     for pair, (src, tgt) in enumerate(lengths.tolist()):
         if src_end + src > width or tgt_end + tgt > width:
-            row, src_end, tgt_end = row + 1, 0, 0
-        rows[pair], columns[pair] = row, (src_end, tgt_end)
-        src_end, tgt_end = src_end + src, tgt_end + tgt
+            row += 1
+            src_end = tgt_end = 0
+        rows[pair] = row
+        columns[pair] = src_end, tgt_end
+        src_end += src
+        tgt_end += tgt
     src, tgt = (Layout(rows * width + column, (row + 1, width)) for column in columns.T)
     return src, tgt
 
@@ -221,7 +224,8 @@ def pack_by_tokens(
     for narrower, width in pairwise((0, *widths)):
         of_width = np.flatnonzero((narrower < longest) & (longest <= width))
         pairs = np.append(left_over, of_width)
-        rows, rows_per_batch = _pack(lengths[pairs], width), max_tokens // width
+        rows = _pack(lengths[pairs], width)
+        rows_per_batch = max_tokens // width
         used = len(rows)
         if width < widths[-1]:
             used -= used % rows_per_batch
@@ -238,7 +242,8 @@ def _cut(
     """Cut the indices `order` into batches, each as large as the budget allows; `longest` has the
     length of each item in this order.
     """
-    batches, start = [], 0
+    batches = []
+    start = 0
     while start < len(order):
         window = longest[start : start + max(1, max_tokens // int(longest[start]))]
         widths = np.maximum.accumulate(window)
@@ -289,9 +294,10 @@ class TokenBatches:
         augmenter: Augmenter | None = None,
         row_widths: Sequence[int] = (),
     ) -> None:
-        self.store, self.max_tokens, self.seed, self.ids = store, max_tokens, seed, ids
-        self.step_batches, self.sampler, self.augmenter = step_batches, sampler, augmenter
-        self.executor, self.row_widths = ThreadPoolExecutor(1), row_widths
+        self.store, self.ids, self.seed = store, ids, seed
+        self.max_tokens, self.step_batches = max_tokens, step_batches
+        self.sampler, self.augmenter, self.row_widths = sampler, augmenter, row_widths
+        self.executor = ThreadPoolExecutor(1)
         self.plans_ahead = bool(sampler or augmenter or row_widths)
         if self.plans_ahead:  # by default, the thread delays each call of torch elsewhere by 5 ms
             sys.setswitchinterval(SWITCH_INTERVAL)
@@ -369,7 +375,8 @@ class TokenBatches:
         self, start: int, stop: int, fraction: float, random: np.random.Generator
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw a fraction of the pairs of a block; return their indices and lengths without eos."""
-        rows, lengths = np.arange(start, stop), self.store.lengths_of(start, stop)
+        rows = np.arange(start, stop)
+        lengths = self.store.lengths_of(start, stop)
         if fraction < 1:
             is_drawn = random.random(len(rows)) < fraction
             rows, lengths = rows[is_drawn], lengths[is_drawn]

@@ -31,7 +31,8 @@ class SubwordSampler:
                 "set tokenizer.model_type: bpe"
             )
         self.dropout, self.max_length = dropout, max_length
-        pieces, size = tokenizer.plain_pieces, tokenizer.vocab_size
+        pieces = tokenizer.plain_pieces
+        size = tokenizer.vocab_size
         ids = {piece: number for number, piece in pieces.items()}
         self.scores = np.full(size + 1, -np.inf)  # the merge with the highest score comes first
         self.begins_word = np.zeros(size, bool)
@@ -47,7 +48,8 @@ class SubwordSampler:
                 left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
                 if left is not None and right is not None:
                     merges.append((left * size + right, number))
-        self.vocab_size, self.no_merge = size, size  # the id after the last one means "no merge"
+        self.vocab_size = size
+        self.no_merge = size  # the id after the last one
         keys, self.merged = np.array(sorted(merges) or [(-1, size)], np.int64).T
         self.keys = np.ascontiguousarray(keys)
 
@@ -72,7 +74,8 @@ class SubwordSampler:
         starts = self.begins_word[symbols]
         starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True  # each row starts a word, too
         words = np.cumsum(starts) - 1
-        result, positions = symbols.copy(), np.arange(len(symbols))
+        result = symbols.copy()
+        positions = np.arange(len(symbols))
         while len(symbols):
             merged = self._look_up(symbols, words)
             is_dropped = random.random(len(symbols)) < self.dropout

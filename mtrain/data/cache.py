@@ -61,7 +61,8 @@ def cached(
     """Read the item `key` with `read`. If it is missing, `fill` writes its files first, unless
     another process is doing so. Raises `UserError` if the cache cannot be written.
     """
-    path, announce = cache_directory() / key, cache(partial(logger.info, WAITING))
+    path = cache_directory() / key
+    announce = cache(partial(logger.info, WAITING))
 
     def wait(holder: str) -> None:
         stop.check()

@@ -31,9 +31,11 @@ def write_repeats(
     `size` is the approximate number of pairs; `progress` gets the number of pairs of each chunk
     that was read. Raises `OSError` if the disk is full.
     """
-    duplicates, starts = Duplicates(directory, size), [0]
+    duplicates = Duplicates(directory, size)
+    starts = [0]
     for pairs in corpora:
-        texts, end = (f"{len(src)} {src}{tgt}" for src, tgt in pairs), starts[-1]
+        texts = (f"{len(src)} {src}{tgt}" for src, tgt in pairs)
+        end = starts[-1]
         while len(hashes := text_hashes(islice(texts, CHUNK))):
             duplicates.add(hashes, np.arange(end, end + len(hashes), dtype=np.uint64))
             end += len(hashes)
@@ -82,7 +84,8 @@ class Duplicates:
         for path in self.paths:
             records = np.fromfile(path, RECORD)
             path.unlink()
-            numbers, order = records["number"], np.argsort(records["hash"], kind="stable")
+            numbers = records["number"]
+            order = np.argsort(records["hash"], kind="stable")
             hashes = records["hash"][order]
             later = np.flatnonzero(hashes[1:] == hashes[:-1]) + 1
             first = np.searchsorted(hashes, hashes[later])

@@ -62,7 +62,8 @@ class Selection:
         lengths = lengths + 1
         shorter, longer = lengths.min(1), lengths.max(1)
         passed = np.ones(len(lengths), bool)
-        min_length, max_ratio = self.filter.min_length, self.filter.max_ratio or np.inf
+        min_length = self.filter.min_length
+        max_ratio = self.filter.max_ratio or np.inf
         for reason, is_bad in (
             (self._too_long, longer > self.max_length),
             (f"shorter than {min_length} tokens", shorter < min_length),
@@ -76,7 +77,8 @@ class Selection:
         """Return the text filters by the reason that is counted; each returns whether to drop a
         pair. Raises `RefusedError` for an unknown script.
         """
-        settings, checks = self.filter, dict[str, Callable[[Pair], bool]]()
+        settings = self.filter
+        checks = dict[str, Callable[[Pair], bool]]()
         if settings.identical:
             checks["the same text on both sides"] = is_identical
         if settings.control:

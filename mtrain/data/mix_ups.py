@@ -91,7 +91,8 @@ def find_mix_ups(
     training = grouped_texts((languages, sides) for _, languages, _, sides in sampled)
     in_training = set(_plain_pairs(found))
     for key, text in sets.items():
-        languages, sides = data.languages(text.corpus), (text.sources, text.references)
+        languages = data.languages(text.corpus)
+        sides = (text.sources, text.references)
         for _, message, is_allowed in mix_ups_of(data, languages, *sides):
             yield f"{key}: {message}", is_allowed
         for message in style_differences(training, languages, sides):
@@ -107,16 +108,18 @@ def _read(
     """Read corpora of `pairs` pairs in all. Return a sample of their rows, with the keys of their
     corpora, and the pairs whose source has its plain form in `scored_sources`.
     """
-    found, step = set[Pair](), max(1, pairs // SAMPLE)
+    found = set[Pair]()
+    step = max(1, pairs // SAMPLE)
 
     def sample() -> Iterator[tuple[str, TextRow]]:
         for key, corpus in corpora.items():
             for is_nth, is_scored, row in skim(corpus, reading, step, scored_sources):
-                bar.update(step if is_nth else 0)
                 if is_scored:
                     found.add(row[1:])
-                if is_nth and is_informative(row):
-                    yield key, row
+                if is_nth:
+                    bar.update(step)
+                    if is_informative(row):
+                        yield key, row
 
     with progress_bar(pairs, "pair", "checking the text") as bar:
         return thin_rows(sample()), found
@@ -124,21 +127,25 @@ def _read(
 
 def is_informative(row: TextRow) -> bool:
     """Whether the two sides of a row are not blank and differ."""
-    return not (is_blank(row[1]) or is_blank(row[2]) or is_identical(row[1:]))
+    _, src, tgt = row
+    return not (is_blank(src) or is_blank(tgt) or is_identical((src, tgt)))
 
 
 def thin_rows(rows: Iterable[tuple[Owner, TextRow]]) -> list[tuple[Owner, TextRow]]:
     """Keep every row, or every second, fourth, ... row, so that they have at most
     `SAMPLE_CHARACTERS` in all. Rows with more than a hundredth of that are left out.
     """
-    kept, step, size = list[tuple[Owner, TextRow]](), 1, 0
+    kept = list[tuple[Owner, TextRow]]()
+    step = 1
+    size = 0
     short = (row for row in rows if _size(row[1]) <= SAMPLE_CHARACTERS // 100)
     for number, row in enumerate(short):
         if number % step == 0:
             kept.append(row)
             size += _size(row[1])
         while size > SAMPLE_CHARACTERS:
-            kept, step = kept[::2], 2 * step
+            kept = kept[::2]
+            step = 2 * step
             size = sum(_size(row) for _, row in kept)
     return kept
 
@@ -234,11 +241,16 @@ def _are_most(cells: list[str], quoted: list[str], texts: Sequence[str], mark: s
 
 def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
     """Yield a message if nearly all texts of one side begin with a number."""
-    counts = [
-        sum(_NUMBER.match(text) is not None for text in texts) for texts in (sources, targets)
-    ]
-    for count, other, name in zip(counts, counts[::-1], ("sources", "targets"), strict=True):
-        if len(sources) >= MIN_TEXTS and count >= MAX_QUOTED * len(sources) > 5 * other:
+    if len(sources) < MIN_TEXTS:
+        return
+    src_count = sum(_NUMBER.match(text) is not None for text in sources)
+    tgt_count = sum(_NUMBER.match(text) is not None for text in targets)
+    most = MAX_QUOTED * len(sources)
+    for count, other, name in (
+        (src_count, tgt_count, "sources"),
+        (tgt_count, src_count, "targets"),
+    ):
+        if count >= most and 5 * other < most:
             yield (
                 f"{count / len(sources):.0%} of the {name} begin with a number, but only "
                 f"{other / len(sources):.0%} of the other side; remove the numbers"

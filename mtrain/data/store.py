@@ -109,7 +109,8 @@ class Store:
     def pair(self, index: int) -> tuple[Ids, Ids]:
         """Return the ids of a pair's source and target, without copying."""
         number = bisect_right(self.starts, index) - 1
-        corpus, line = self.corpora[number], 2 * (index - self.starts[number])
+        corpus = self.corpora[number]
+        line = 2 * (index - self.starts[number])
         start, middle, stop = corpus.offsets[line : line + 3].tolist()
         return corpus.ids[start:middle], corpus.ids[middle:stop]
 
@@ -131,7 +132,8 @@ def open_tokenized(path: Path) -> TokenizedCorpus:
     paths = sorted(path.iterdir()) if path.is_dir() else []
     cached_fact(paths, "whole", partial(manifest.verify, path, STORE, IDS, OFFSETS), list[str])
     description = read_json_file(path / STORE, Description)
-    dtype, has_ids = description.dtype, (path / IDS).stat().st_size > 0
+    dtype = description.dtype
+    has_ids = (path / IDS).stat().st_size > 0
     ids = np.memmap(path / IDS, dtype, "r") if has_ids else np.zeros(0, dtype)
     offsets = np.memmap(path / OFFSETS, "<i8", "r")
     # asarray does not read the files; slicing a plain array is faster
@@ -154,7 +156,8 @@ def write_tokenized(
     each chunk. Raises `UserError`, and `OSError` if the disk is full.
     """
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-    end, chunks = 0, chunked(pairs, CHUNK)
+    end = 0
+    chunks = chunked(pairs, CHUNK)
     with (
         closing(_encode_all(chunks, tokenizer, selection, workers)) as encoded,
         files.create(directory / IDS) as ids_out,
@@ -203,6 +206,7 @@ def _encode_chunk(chunk: list[Pair], tokenizer: Tokenizer, selection: Selection)
         lines[::2] = [tag + line for line in lines[::2]]
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     passed = np.repeat(selection.by_length(lengths.reshape(-1, 2), dropped), 2)
-    kept_lines, lengths = compress(lines, passed.tolist()), lengths[passed]
+    kept_lines = compress(lines, passed.tolist())
+    lengths = lengths[passed]
     ids = np.fromiter(chain.from_iterable(kept_lines), np.uint32, int(lengths.sum()))
     return ids, lengths, +dropped  # without counts of 0

@@ -97,7 +97,8 @@ def style_differences(
     `grouped_texts` returns.
     """
     for side, name in enumerate(("sources", "targets")):
-        texts, known = sides[side], training.get(_group(languages, side), ())
+        texts = sides[side]
+        known = training.get(_group(languages, side), ())
         if min(len(known), len(texts)) < MIN_STYLED:
             continue
         for name_of_style, style in STYLES.items():
@@ -127,7 +128,8 @@ def odd_parts(
             rows = zip(numbers, texts, strict=True)
             group = groups[_group(languages, side)]
             group += [((owner, side), number, text) for number, text in rows]
-    for ((language, _), all_rows), (name, style) in product(groups.items(), STYLES.items()):
+    for (group_key, all_rows), (name, style) in product(groups.items(), STYLES.items()):
+        language, _ = group_key
         telling = [row for row in all_rows if style.is_telling(row[2])]
         has_style = np.array([bool(style.has(text)) for _, _, text in telling], bool)
         for part, rest in _parts_of(has_style):

@@ -29,11 +29,14 @@ MAX_PIECE_LENGTH = 1000  # characters of a piece, bytes of a character's normali
 _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
 
 # Field numbers of SentencePiece's model and wire types, in the encoding of Protocol Buffers.
-_NORMALIZERS, _RULES, _CHARACTER_MAP = (3, 5), 1, 2
-_PIECES, _USER_DEFINED = 1, b"\x18\x04"  # a piece's message ends with its type, unless it is normal
+_PIECES = 1
+_NORMALIZERS = (3, 5)
+_RULES, _CHARACTER_MAP = 1, 2
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}
+_USER_DEFINED = b"\x18\x04"  # a piece's message ends with its type, unless it is normal
 # Appended to a model, this stops it from adding a space before a text and from removing spaces.
 _KEEP_SPACES = b"\x1a\x04\x18\x00\x20\x00"
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class Tokenizer:
@@ -98,7 +101,8 @@ class Tokenizer:
     @property
     def all_pieces(self) -> list[str]:
         """The piece of each id, all different; special ids that the model lacks get names here."""
-        pieces, taken = self.model_pieces.copy(), set(self.model_pieces)
+        pieces = self.model_pieces.copy()
+        taken = set(self.model_pieces)
         names = {self.pad_id: "<pad>", self.bos_id: "<s>", self.eos_id: "</s>"}
         for number in range(len(pieces), self.vocab_size):
             name = names[number]
@@ -112,7 +116,8 @@ class Tokenizer:
         """Single characters and the results of merges, by id, without special pieces, bytes and
         user symbols. These have lower ids than the first merge, but the same score of 0.
         """
-        pieces, sp = self.model_pieces, self.processor
+        pieces = self.model_pieces
+        sp = self.processor
         special = (sp.is_control, sp.is_unknown, sp.is_byte, sp.is_unused)
         numbers = [i for i in range(len(pieces)) if not any(test(i) for test in special)]
         first_merge = max((i for i in numbers if sp.get_score(i) == 0), default=0)
@@ -164,7 +169,8 @@ class Tokenizer:
         ids that its text is encoded to, else `unk`.
         """
         own_ids = {piece: number for number, piece in enumerate(self.all_pieces)}
-        encode, sp = Tokenizer(self.proto + _KEEP_SPACES).processor.encode, other.processor
+        encode = Tokenizer(self.proto + _KEEP_SPACES).processor.encode
+        sp = other.processor
         mapped: list[list[int]] = []
         for number, piece in enumerate(other.model_pieces):
             if piece in own_ids:
@@ -321,6 +327,7 @@ def convert_stream(
         if to_pieces:
             line = " ".join(tokenizer.processor.encode(line, out_type=str))
         else:
-            line = tokenizer.processor.decode_pieces(line.split(" ") if line else [])
+            pieces = line.split(" ") if line else []
+            line = tokenizer.processor.decode_pieces(pieces)
         sink.write(line.replace("\n", " ").encode("utf-8") + b"\n")
     warn_of_counts(counts)

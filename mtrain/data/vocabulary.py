@@ -18,17 +18,19 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
     else of `tokenizer.path`; None if there is none. Raises `RefusedError` if it does not match
     the config or if a tag or symbol is not one of its user symbols.
     """
-    settings, train = config.tokenizer, config.train
-    init_from = train.init_from if train.init_vocabulary == "theirs" else None
+    settings = config.tokenizer
+    init_from = config.train.init_from if config.train.init_vocabulary == "theirs" else None
     of_run = RunDirectory(Path(config.run_dir)).tokenizer
     keys = {"path"} if settings.path else MATCHED_KEYS
     advice = "restore the settings that it was made with, or choose another run_dir"
     if of_run.exists():
-        tokenizer, file = _load_of_run(of_run), of_run
+        tokenizer = _load_of_run(of_run)
+        file = of_run
         keys = set() if init_from else keys
     elif init_from is not None:
         file = init_checkpoint(init_from) / layout.TOKENIZER
-        tokenizer, keys = Tokenizer.load(file), keys & settings.model_fields_set
+        tokenizer = Tokenizer.load(file)
+        keys = keys & settings.model_fields_set
         names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
         advice = f"remove {names}, or set train.init_vocabulary: own"
     elif settings.path is not None:
