@@ -51,7 +51,8 @@ def attention_maps(loaded: LoadedModel, pairs: IdPairs) -> dict[str, list[Tensor
 
 def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> Attention:
     """Return the attention weights of a pair of ids without eos."""
-    bos, eos, pieces = loaded.ids.bos, loaded.ids.eos, loaded.tokenizer.all_pieces
+    bos, eos = loaded.ids.bos, loaded.ids.eos
+    pieces = loaded.tokenizer.all_pieces
     sequences = ((*src, eos), (*tgt, eos), (bos, *tgt))
     source, target, target_in = ([pieces[id_] for id_ in ids] for ids in sequences)
     maps = attention_maps(loaded, [(src, tgt)]).items()
@@ -64,7 +65,8 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
     alignments = [""] * len(sources)
     lines = enumerate(zip(sources, targets, strict=True))
     line_indices = [index for index, pair in lines if not any(map(is_blank, pair))]
-    tag_length, pieces = len(loaded.tag_ids), loaded.tokenizer.all_pieces
+    tag_length = len(loaded.tag_ids)
+    pieces = loaded.tokenizer.all_pieces
 
     def words_of(ids: Ids) -> Ids:
         return np.array(word_indices([pieces[id_] for id_ in ids]), np.int64)
@@ -104,7 +106,10 @@ def word_indices(pieces: list[str]) -> list[int]:
     """Return the index of the word that each piece belongs to. Words are separated by white space,
     which belongs to the next word.
     """
-    indices, word, in_word, byte_pieces = [], -1, False, b""
+    indices = []
+    word = -1
+    in_word = False
+    byte_pieces = b""
     for piece in pieces:
         text = piece.replace("\u2581", " ")
         if byte := BYTE.fullmatch(piece):
@@ -113,7 +118,9 @@ def word_indices(pieces: list[str]) -> list[int]:
         if text:
             byte_pieces = b""
         for character in text:
-            word += not in_word and not character.isspace()
+            was_in_word = in_word
             in_word = not character.isspace()
+            if in_word and not was_in_word:
+                word += 1
         indices.append(word if in_word else word + 1)
     return [min(index, max(word, 0)) for index in indices]

@@ -128,7 +128,8 @@ class LoadedModel:
         return self._encode(lines, self.max_target_length - 1, [])
 
     def _encode(self, lines: list[str], max_ids: int, tag_ids: list[int]) -> Encoded:
-        max_characters, max_ids = self.max_characters(max_ids + 1), max_ids - len(tag_ids)
+        max_characters = self.max_characters(max_ids + 1)
+        max_ids -= len(tag_ids)
         encoded = self.tokenizer.encode([_valid_text(line, max_characters) for line in lines])
         cut = [
             index

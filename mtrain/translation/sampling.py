@@ -56,7 +56,8 @@ class Sampling(BeamSearch):
     ) -> None:
         super().__init__(rules, 1, normalize, device)
         self.scores = self.scores.to(_widest_dtype(self.device))
-        self.sampler, self.generators = sampler, [np.random.default_rng(seed) for seed in seeds]
+        self.sampler = sampler
+        self.generators = [np.random.default_rng(seed) for seed in seeds]
 
     def _candidates(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         log_probs = log_probs[:, 0]

@@ -42,7 +42,9 @@ class Scorer:
         """Return the negative log-likelihood per target token, eos included. Each rank scores a
         part of the batches, which are the same for any number of ranks.
         """
-        window, sums, tokens = self.loaded.decode.window, list[float](), 0
+        window = self.loaded.decode.window
+        sums = list[float]()
+        tokens = 0
         for start in range(0, len(sources), window):
             src, _ = self.loaded.encode_sources(sources[start : start + window])
             tgt, _ = self.loaded.encode_targets(targets[start : start + window])

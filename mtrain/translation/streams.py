@@ -44,20 +44,24 @@ def translate_stream(
     `lines` is the number of lines, if known. `prefixes` is a file with a target prefix for each
     line. Word alignments are written to `alignments`.
     """
-    ranks, loaded = translator.ranks, translator.loaded
+    ranks = translator.ranks
+    loaded = translator.loaded
     counts: Counter[str] = Counter()
     max_characters = loaded.max_characters(loaded.max_source_length)
     texts = _shortened(strip_line_ends(source, counts), counts, max_characters)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
-    windows = translator.in_windows(pairs, 1 if line_buffered else None)
-    done, cut = 0, TruncatedLines()
+    limit = 1 if line_buffered else None
+    windows = translator.in_windows(pairs, limit)
+    done = 0
+    cut = TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.from_rank_0(lambda: next(windows, []), Window):
             window = [line for line, _ in rows]
+            window_prefixes = [prefix for _, prefix in rows]
             results, cut_indices = translator.translate(
                 window,
                 bar.update,
-                prefixes=[prefix for _, prefix in rows] if prefixes else None,
+                prefixes=window_prefixes if prefixes else None,
                 first=done,
                 scored=scores or n_best is not None,
             )
@@ -120,7 +124,9 @@ def score_files(loaded: LoadedModel, source: Path, target: Path) -> Iterator[flo
         _shortened(read_file(path, counts), counts, loaded.max_characters(tokens))
         for path, tokens in limits
     )
-    scorer, cut, done = Scorer(loaded), (TruncatedLines(), TruncatedLines()), 0
+    scorer = Scorer(loaded)
+    cut = (TruncatedLines(), TruncatedLines())
+    done = 0
     with progress_bar(total, "line", "scoring") as bar:
         for pairs in chunked(_paired(source, target, *sides), loaded.decode.window):
             src, tgt = zip(*pairs, strict=True)

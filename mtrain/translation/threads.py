@@ -40,7 +40,9 @@ class _TorchThreads:
     """
 
     def __init__(self) -> None:
-        self.lock, self.users, self.number = Lock(), 0, 0
+        self.lock = Lock()
+        self.users = 0
+        self.number = 0
 
     @contextmanager
     def kept(self) -> Iterator[None]:

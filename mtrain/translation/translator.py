@@ -99,7 +99,8 @@ def check_options(
             )
         if not decode.sample and name in SAMPLING_ONLY:
             raise RefusedError(f"{display_name(name)}: needs {display_name('sample')}; add it")
-    if "beam_size" in options and (n_best := options.get("n_best", 1)) > decode.beam_size:
+    n_best = options.get("n_best", 1)
+    if "beam_size" in options and n_best > decode.beam_size:
         larger = f"use {display_name('beam_size')} {n_best} or more"
         raise RefusedError(f"{display_name('n_best')} {n_best}: more than the beam holds; {larger}")
 
@@ -142,10 +143,13 @@ class Translator:
         there are many batches and at least `MIN_PROCESSES` threads, on CPUs under Linux.
         """
         self.threads = threads
-        self.loaded, self.decode, self.ranks = loaded, loaded.decode, ranks or Ranks()
+        self.loaded = loaded
+        self.decode = loaded.decode
+        self.ranks = ranks or Ranks()
         self.in_processes = in_processes and CAN_FORK and self.ranks.size == 1
         self.seed = loaded.config.seed if seed is None else seed
-        self.samples, self.mbr = int(mbr or n_best), mbr
+        self.samples = int(mbr or n_best)
+        self.mbr = mbr
         if mbr is not None or self.samples > self.decode.beam_size:
             self.decode = override_decode(loaded.decode, beam_size=self.samples)
         self.normalize = length_normalizer(self.decode.length_norm, self.decode.length_penalty)
@@ -199,7 +203,8 @@ class Translator:
         """Yield windows of up to `limit` lines (None: `decode.window`) to translate together. The
         first windows are smaller, so that a command that is stopped early has written some lines.
         """
-        rest, size = iter(lines), FIRST_WINDOW
+        rest = iter(lines)
+        size = FIRST_WINDOW
         while window := list(islice(rest, min(size, limit or self.decode.window))):
             yield window
             size *= 2
@@ -236,14 +241,16 @@ class Translator:
         """Translate batches; on a CPU, several at a time (see `translation.threads`)."""
         # make the decoder before several threads or processes use it
         _ = self.loaded.decoder
-        translate, threads = partial(self.translate_batch, scored=scored), torch.get_num_threads()
+        translate = partial(self.translate_batch, scored=scored)
+        threads = torch.get_num_threads()
         at_once = min(threads, len(batches), MAX_THREADS)
         results: Generator[Translated]
         is_simple = at_once < 2 and self.threads in (None, threads)
+        processes = self._max_at_once if self.in_processes else 0
         if self.loaded.device.type != "cpu" or is_simple:
             results = (translate(batch) for batch in batches)
-        elif self.in_processes and len(batches) >= self._max_at_once >= MIN_PROCESSES:
-            results = _in_processes(translate, batches, self._max_at_once)
+        elif processes >= MIN_PROCESSES and len(batches) >= processes:
+            results = _in_processes(translate, batches, processes)
         else:
             results = in_threads(translate, batches, at_once, self.threads or threads // at_once)
         with closing(results):
@@ -270,7 +277,8 @@ class Translator:
         """Number of batches that this process may search at a time."""
         if self.loaded.device.type != "cpu":
             return 1
-        return min(torch.get_num_threads(), MAX_PROCESSES if self.in_processes else MAX_THREADS)
+        limit = MAX_PROCESSES if self.in_processes else MAX_THREADS
+        return min(torch.get_num_threads(), limit)
 
     def translate_batch(self, group: Group, scored: bool) -> Translated:
         """Translate the lines of a batch."""
@@ -292,7 +300,8 @@ class Translator:
         of batches searched at a time, so that all CPU cores finish at about the same time.
         """
         lengths = np.fromiter((len(ids) + 1 for ids in sources), np.int64, len(sources))
-        budget, total = max(1, self.decode.batch_tokens // self._width), int(lengths.sum())
+        budget = max(1, self.decode.batch_tokens // self._width)
+        total = int(lengths.sum())
         # with `threads` given, batches must not depend on the machine
         at_once = 1 if self.threads is not None else self._max_at_once * self.ranks.size
         split = partial(batch_by_length, lengths)
@@ -306,7 +315,8 @@ class Translator:
 
     def search(self, group: Group, scored: bool = True) -> list[list[Hypothesis]]:
         """Return the hypotheses of each line by beam search, best first."""
-        rules, device = self._rules(group), self.loaded.device
+        rules = self._rules(group)
+        device = self.loaded.device
         if self.decode.beam_size == 1 and not scored:
             return self._run(GreedySearch(rules, device), group)
         search = BeamSearch(rules, self.decode.beam_size, self.normalize, device)
@@ -317,14 +327,15 @@ class Translator:
         repeated = [line for line in group for _ in range(self.samples)]
         seeds = [[self.seed, line.number, k] for line in group for k in range(self.samples)]
         sampler = TokenSampler(self.decode.temperature, self.decode.top_k, self.decode.top_p)
-        rules, device = self._rules(repeated), self.loaded.device
-        sampling = Sampling(rules, self.normalize, sampler, seeds, device)
+        rules = self._rules(repeated)
+        sampling = Sampling(rules, self.normalize, sampler, seeds, self.loaded.device)
         drawn = list(chain(*self._run(sampling, repeated)))
         starts = range(0, len(drawn), self.samples)
         return [sampling.ranked(drawn[start : start + self.samples]) for start in starts]
 
     def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
-        loaded, sources = self.loaded, [line.source for line in group]
+        loaded = self.loaded
+        sources = [line.source for line in group]
         src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
         decoder: Any = loaded.decoder  # each kind of decoder has another type of state
         step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
@@ -332,7 +343,8 @@ class Translator:
             return search.run(step, decoder.begin(src), loaded.ids.bos)
 
     def _rules(self, group: Group) -> Rules:
-        ids, prefixes = self.loaded.ids, [line.prefix for line in group]
+        ids = self.loaded.ids
+        prefixes = [line.prefix for line in group]
         return Rules(
             [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group],
             ids.eos,
