@@ -176,7 +176,8 @@ def _contrasts(
     def contrast(n: int, i: int) -> Contrast:
         """Contrast line i of system n."""
         old, new = chrf[0][i], chrf[n][i]
-        source, refs = sources[i] if sources else None, [lines[i] for lines in references]
+        source = sources[i] if sources else None
+        refs = [lines[i] for lines in references]
         return Contrast(i + 1, new - old, [old, new], source, refs, texts[0][i], texts[n][i])
 
     def largest(n: int, sign: int) -> list[Contrast]:

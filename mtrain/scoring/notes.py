@@ -138,7 +138,9 @@ def _forms(text: str) -> tuple[str, str]:
     apart = text.translate(APART)  # without these letters, only accents decide
     accents = "" if is_normalized("NFD", apart) else "NFC"
     accents = accents if is_normalized("NFC", apart) else "NFD"
-    return accents, "single" if apart != text else "apart" if HAS_APART.search(text) else ""
+    if apart != text:
+        return accents, "single"
+    return accents, "apart" if HAS_APART.search(text) else ""
 
 
 def _only(has: Callable[[str], object]) -> Callable[[Line], bool]:
@@ -250,7 +252,8 @@ def _wrong_length(lines: list[Line]) -> Iterator[Note]:
         texts = (normalize("NFC", "".join(text.split())) for text in (line.text, *line.references))
         length, *others = map(len, texts)
         if length and any(others):
-            lengths.append((i, length, min(others, key=lambda other: abs(other - length))))
+            closest = min(others, key=lambda other: abs(other - length))
+            lengths.append((i, length, closest))
     ratio = sum(length for _, length, _ in lengths) / max(1, sum(ref for _, _, ref in lengths))
     if len(lengths) < MIN_LINES or SHORT <= ratio <= LONG:
         return
