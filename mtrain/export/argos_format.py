@@ -67,7 +67,8 @@ def _languages(loaded: LoadedModel) -> list[tuple[str, str]]:
     data = loaded.config.data
     languages = []
     for tag in data.languages(data.valid_corpora[0]):
-        language, subtags = language_code(tag), re.split("[-_]", tag)[1:]
+        language = language_code(tag)
+        subtags = re.split("[-_]", tag)[1:]
         code = "-".join((language, *subtags))
         if not re.fullmatch("[A-Za-z][A-Za-z0-9-]*", code):
             raise RefusedError(

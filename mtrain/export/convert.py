@@ -45,7 +45,8 @@ def export(
     """Write a model in one of `FORMATS` to a new directory (`argos`: a new file) if both engines
     agree on a sample; else raise `UserError` and write nothing. `show` gets the comparison.
     """
-    format_, loaded = FORMATS[to], loaded.tagged(loaded.config.data.valid_corpora[0].tag)
+    format_ = FORMATS[to]
+    loaded = loaded.tagged(loaded.config.data.valid_corpora[0].tag)
     format_.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
     if to == "argos":
@@ -116,8 +117,9 @@ def _compare(
             )
         if agreement.lost > MUCH_LOST:
             lost = f"different translations lose {agreement.lost:.3f} log-probability per token"
-            advice = "; if that is too much, choose --quantization float32"
-            advice = advice if kind != "float32" else ""
+            advice = ""
+            if kind != "float32":
+                advice = "; if that is too much, choose --quantization float32"
             logger.warning("%s, %s: %s%s", kind, agreement, lost, advice)
 
 

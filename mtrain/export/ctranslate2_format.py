@@ -39,7 +39,8 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     positions = loaded.positions_limit or needed
     spec = _spec(loaded.model, loaded.tokenizer, positions)
     spec.validate()
-    spec.optimize(quantization=None if quantization == "float32" else quantization)
+    kind = None if quantization == "float32" else quantization
+    spec.optimize(quantization=kind)
     spec.save(str(directory))
 
 
@@ -60,8 +61,9 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
         # one limit per call; limit 1 leaves room for eos only, so the translation stays empty
         for limit in sorted(set(limits) - {1}):
             indices = [index for index, own_limit in enumerate(limits) if own_limit == limit]
+            batch = [[pieces[i] for i in sources[index]] for index in indices]
             results = translator.translate_batch(
-                [[pieces[i] for i in sources[index]] for index in indices],
+                batch,
                 beam_size=beam_size,
                 length_penalty=alpha,
                 max_batch_size=MAX_BATCH_SIZE,

@@ -88,21 +88,26 @@ def compare(
     decode = override_decode(
         loaded.decode, sample=False, no_repeat_ngram=0, beam_size=beam_size, length_norm="power"
     )
-    ours, numbers, texts = replace(loaded, decode=decode), list(lines), list(lines.values())
+    ours = replace(loaded, decode=decode)
+    numbers = list(lines)
+    texts = list(lines.values())
     best = [n_best[0] for n_best in Translator(ours).translate(texts, progress)[0]]
     sources = ours.encode_sources(texts)[0]
     limits = [ours.target_limit(len(ids)) for ids in sources]
-    max_length, tag = ours.max_source_length - 1, ours.tag_ids
+    max_length = ours.max_source_length - 1
+    tag = ours.tag_ids
     their_sources = [(tag + ids)[:max_length] for ids in engine.encode(texts)]
     their_ids = engine.search(their_sources, limits, beam_size, decode.length_penalty)
     progress(len(lines))
     their_texts = [text.replace("\n", " ") for text in engine.decode(their_ids)]
-    decoded, unk_id = ours.decode_targets(their_ids), ours.tokenizer.unk_id
+    decoded = ours.decode_targets(their_ids)
+    unk_id = ours.tokenizer.unk_id
     # other engines leave out unknown pieces, and white space at the ends
     known = ours.decode_targets([[i for i in ids if i != unk_id] for ids in their_ids])
 
     def differs(i: int) -> bool:
-        text, theirs = best[i].text, their_texts[i].strip()
+        text = best[i].text
+        theirs = their_texts[i].strip()
         return text != decoded[i] or theirs not in (text.strip(), known[i].strip())
 
     indices = list(filter(differs, range(len(lines))))
