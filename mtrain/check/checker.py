@@ -54,8 +54,10 @@ class Checker:
     """Checks all corpora of a config and keeps at most `max_examples` examples of each kind."""
 
     def __init__(self, config: Config, stop: Stop, max_examples: int = 10) -> None:
-        self.config, self.stop, self.characters = config, stop, Characters()
-        data, root = config.data, reading_of(config).root
+        self.config, self.stop = config, stop
+        self.characters = Characters()
+        data = config.data
+        root = reading_of(config).root
         # do not check a corpus that lacks a side, which a model has yet to make
         self.entries = {key: entry for key, entry in data.corpora.items() if not entry.model}
         self.all_findings: list[Findings] = []  # by corpus, each checked in the forward direction
@@ -95,20 +97,16 @@ class Checker:
             progress_bar(train_pairs + all_pairs, "pair", "checking") as bar,
         ):
             rows = thin_rows(self._informative_rows(max(1, train_pairs // SAMPLE), bar))
-            self.sample = [
-                chunk
-                for findings, group in groupby(rows, itemgetter(0))
-                for chunk in chunks(findings, map(itemgetter(1), group), self.characters)
-            ]
+            for findings, group in groupby(rows, itemgetter(0)):
+                own_rows = map(itemgetter(1), group)
+                self.sample += chunks(findings, own_rows, self.characters)
             profile = Profile(self.sample)
             by_languages = defaultdict[tuple[str, str], list[Chunk]](list)
             for part in self.sample:
                 by_languages[part.findings.languages].append(part)
             for languages, parts in by_languages.items():
-                is_whole = len(by_languages) == 1
-                (profile if is_whole else Profile(parts)).report_corpora(
-                    self.config.data, languages
-                )
+                own_profile = profile if len(by_languages) == 1 else Profile(parts)
+                own_profile.report_corpora(self.config.data, languages)
             self._find_odd_parts()
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
@@ -189,9 +187,10 @@ class Checker:
                 findings.add_message("crlf", f"{count:,} lines")
             elif reason != NOT_UTF8:  # `refuse` has reported such rows
                 findings.add_message("counted", f"{reason}: {count:,}")
-        if not findings.pairs and not findings.has("unreadable", "unequal"):
-            findings.add_message("empty", f"{findings.what} holds no pairs")
-        elif not findings.is_train and 0 < findings.pairs == findings.count("blank"):
+        if findings.pairs == 0:
+            if not findings.has("unreadable", "unequal"):
+                findings.add_message("empty", f"{findings.what} holds no pairs")
+        elif not findings.is_train and findings.count("blank") == findings.pairs:
             findings.add_message("empty", "all pairs are blank on a side")
 
     def _check_train(
@@ -238,7 +237,8 @@ def _report_duplicates(
         for index in repeats[np.argsort(later[repeats])][: findings.max_examples].tolist():
             row, first_row = int(later[index] & row_mask), int(first[index] & row_mask)
             origin = train[int(first[index]) >> ROW_BITS]
-            text, place = f"= {origin.name_row(first_row)}", origin.row_as_json(first_row)
+            text = f"= {origin.name_row(first_row)}"
+            place = origin.row_as_json(first_row)
             examples.append(findings.example(row, text, rank=row, first=place))
         if len(repeats):
             findings.add("duplicate", len(repeats), examples)

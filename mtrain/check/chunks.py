@@ -46,7 +46,8 @@ class Chunk:
         sources, targets = [src for _, src, _ in rows], [tgt for _, _, tgt in rows]
         src_words, src_letters = characters.read(sources)
         tgt_words, tgt_letters = characters.read(targets)
-        numbers, letters = [number for number, _, _ in rows], (src_letters, tgt_letters)
+        numbers = [number for number, _, _ in rows]
+        letters = (src_letters, tgt_letters)
         return Chunk(findings, numbers, (sources, targets), (src_words, tgt_words), letters)
 
     @staticmethod
@@ -124,7 +125,8 @@ class Chunk:
         examples = []
         max_kept = self.findings.max_kept(kind)
         for index in np.argsort(row_ranks, kind="stable")[:max_kept].tolist():
-            row, rank = int(rows[index]), float(row_ranks[index])
+            row = int(rows[index])
+            rank = float(row_ranks[index])
             start = 0 if positions is None else max(0, int(positions[row]) - CONTEXT)
             text = "..." * (start > 0) + " | ".join(texts[row] for texts in sides)[start:]
             examples.append(self.findings.example(self.numbers[row], text, side, rank=rank))

@@ -136,7 +136,8 @@ class Findings:
         self.unit = "row"  # of the numbers that name pairs
         self.names = [self.what]  # of the files, as in the config; two if each side has a file
         if isinstance(corpus, TextCorpus):
-            self.unit, self.names = "line", [corpus.src, corpus.tgt]
+            self.unit = "line"
+            self.names = [corpus.src, corpus.tgt]
             if corpus.swap:
                 self.names.reverse()
         elif isinstance(corpus, FileCorpus):
@@ -233,7 +234,8 @@ class Findings:
         if kind == "long" and not self.is_train:
             kind = "row"  # only training drops such a pair
         sides = [n for n, file in enumerate(self.files) if error.location.startswith(f"{file}:")]
-        self.add(kind, 1, [self.example(error.number, error.reason, sides[0] if sides else 0)])
+        side = sides[0] if sides else 0
+        self.add(kind, 1, [self.example(error.number, error.reason, side)])
 
     def as_json(self) -> dict[str, Any]:
         """Return the corpus and its findings for scripts."""

@@ -27,7 +27,8 @@ LINE_FEED = 10  # code point; ends each text
 PRIOR = 4.0  # occurrences by the shorter context, added to those of each context
 # A group starts with one of these fractions of texts, the least probable ones compared with their
 # other sides, or with one end of a principal component of the characters of texts.
-ODD_FRACTIONS, COMPONENTS = (0.01, 0.2), 3
+ODD_FRACTIONS = (0.01, 0.2)
+COMPONENTS = 3
 # Rounds of the split from each start, and further ones from the best.
 FIRST_ROUNDS, MORE_ROUNDS = 3, 15
 # Median gain of the texts of each group by their own model, in bits per character: the larger gain
@@ -145,7 +146,8 @@ def report_mixture(sample: Sequence[Chunk], check_stop: Callable[[], None]) -> N
     for index in mixture.part:
         by_corpus[places[index][0].findings.name].append(places[index])
     for name, part in by_corpus.items():
-        findings, fraction = part[0][0].findings, len(part) / compared[name]
+        findings = part[0][0].findings
+        fraction = len(part) / compared[name]
         if findings.count(*EXPLAINING_KINDS) < fraction * findings.pairs / 2:
             findings.add_message("mixture", _message(findings, part, mixture.side, fraction))
 

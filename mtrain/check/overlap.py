@@ -53,14 +53,16 @@ class ScoredSet:
             previous = best.get(row)
             if previous is not None and (previous[0], previous[1].rank) <= (kind, -likeness):
                 continue
-            side, other_number = int(KINDS[kind] == "target_overlap"), other.numbers[other_row]
+            side = int(KINDS[kind] == "target_overlap")
+            other_number = other.numbers[other_row]
             is_near = KINDS[kind] == "near_overlap"
             relation = f"{min(likeness, MAX_SHOWN):.0%} of" if is_near else "="
             name_of_row = other.findings.name_row(other_number, side)
             text = f"{relation} {name_of_row}  {self.rows.texts[side][row]}"
             place = other.findings.row_as_json(other_number)
             extra = {"other": place, "likeness": round(likeness, 3)}
-            number, rank = self.rows.numbers[row], -likeness
+            number = self.rows.numbers[row]
+            rank = -likeness
             best[row] = kind, self.findings.example(number, text, side, rank=rank, **extra)
 
     def report(self, data: DataConfig) -> None:
@@ -71,8 +73,9 @@ class ScoredSet:
                 if examples:
                     self.findings.add(kind, len(examples), examples, name)
             same = sum(kind_index == 0 for kind_index, _ in best.values())
-            pairs, is_allowed = self.findings.pairs, data.allow_overlap
-            if name == TRAIN and (text := overlap_message(same, pairs, is_allowed=is_allowed)):
+            is_allowed = data.allow_overlap
+            text = overlap_message(same, self.findings.pairs, is_allowed=is_allowed)
+            if name == TRAIN and text:
                 self.findings.add_message("contained", text, is_allowed=is_allowed)
 
     def _matches(self, other: Chunk) -> Iterator[Match]:
@@ -106,7 +109,8 @@ class _Bigrams:
         self.words = words
         long = words.counts[words.lines] >= MIN_BIGRAMS
         order = np.argsort(words.hashes[long], kind="stable")
-        self.hashes, self.lines = words.hashes[long][order], words.lines[long][order]
+        self.hashes = words.hashes[long][order]
+        self.lines = words.lines[long][order]
         self.table = np.zeros(1 << BITS, bool)
         self.table[self.hashes >> SHIFT] = True
 

@@ -45,7 +45,9 @@ class Stretch:
         self.added_misfits += int(is_misfit)
         if self.sum <= self.max_sum:
             return False
-        self.end, self.max_sum, self.misfits = row, self.sum, self.added_misfits
+        self.end = row
+        self.max_sum = self.sum
+        self.misfits = self.added_misfits
         return True
 
     @property
@@ -74,7 +76,8 @@ class Shifts:
             if self.open is None:
                 if nats <= 0:
                     continue
-                self.open, start = Stretch(chunk.numbers[index]), index
+                self.open = Stretch(chunk.numbers[index])
+                start = index
             if self.open.add(chunk.numbers[index], nats, is_misfit=is_misfit):
                 stop = index + 1
             if self.open.is_over:
@@ -100,23 +103,23 @@ class Shifts:
         stretch, self.open = self.open, None
         if stretch is None or stretch.max_sum < MIN_EVIDENCE:
             return
-        best, extra = int(np.argmax(stretch.shifted)), {"end": stretch.end}
-        unshifted, others = stretch.shifted[MAX_SHIFT], np.delete(stretch.shifted, MAX_SHIFT)
+        best = int(np.argmax(stretch.shifted))
+        extra = {"end": stretch.end}
+        unshifted = stretch.shifted[MAX_SHIFT]
+        others = np.delete(stretch.shifted, MAX_SHIFT)
         pairs = stretch.end - stretch.start + 1
+        is_long = pairs >= MIN_PAIRS and stretch.max_sum >= MIN_NATS_PER_PAIR * pairs
         if stretch.shifted[best] >= max(0, unshifted + MIN_SHIFT_GAIN):
             extra["distance"] = distance = best - MAX_SHIFT
             direction = "behind" if distance > 0 else "ahead of"
-            lines = f"about {abs(distance)} {self.findings.unit}{'s' if abs(distance) > 1 else ''}"
-            text = f"targets are {lines} {direction} their sources"
-        elif (
-            pairs >= MIN_PAIRS
-            and stretch.max_sum >= MIN_NATS_PER_PAIR * pairs
-            and unshifted - np.median(others) < MAX_UNSHIFTED_GAIN * pairs
-        ):
+            units = f"{self.findings.unit}s" if abs(distance) > 1 else self.findings.unit
+            text = f"targets are about {abs(distance)} {units} {direction} their sources"
+        elif is_long and unshifted - np.median(others) < MAX_UNSHIFTED_GAIN * pairs:
             text = "lines match no better than neighbouring ones; are they shuffled?"
         else:
             return
         example = self.findings.example(stretch.start, f"to {stretch.end}: {text}", **extra)
         self.findings.add("slip", 1, [example])
         self.stretches.append((stretch.start, stretch.end))
-        self.pairs, self.misfits = self.pairs + pairs, self.misfits + stretch.misfits
+        self.pairs += pairs
+        self.misfits += stretch.misfits

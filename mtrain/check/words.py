@@ -151,10 +151,13 @@ class Characters:
             return
         script = script_of(char)
         is_triple = script in TRIPLE_SCRIPTS
-        self.form[code] = SINGLE if script in SINGLE_SCRIPTS else TRIPLE if is_triple else RUN
+        self.form[code] = TRIPLE if is_triple else RUN
+        if script in SINGLE_SCRIPTS:
+            self.form[code] = SINGLE
         if len(char.lower()) == 1:
             self.lower[code] = ord(char.lower())
-        if script and (category[0] == "L" or is_triple):
+        is_counted = category[0] == "L" or is_triple
+        if script and is_counted:
             if script not in self.scripts:
                 self.scripts.append(script)
             self.script[code] = self.scripts.index(script)
