@@ -63,8 +63,10 @@ def _register(
         if not ranks:
             refuse_ranks()
         require_working_directory()
-        if quiet or verbose:
-            log.set_up_console(level=logging.DEBUG if verbose else logging.WARNING)
+        if verbose:
+            log.set_up_console(level=logging.DEBUG)
+        elif quiet:
+            log.set_up_console(level=logging.WARNING)
         command(**values)
 
     quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")

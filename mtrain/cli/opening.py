@@ -55,10 +55,9 @@ def run_and_texts(
     """
     words = words or []
     if not models:
-        models, words = (
-            [argument_or_option(as_path(words[0]) if words else None, None, RUN)],
-            words[1:],
-        )
+        run = as_path(words[0]) if words else None
+        models = [argument_or_option(run, None, RUN)]
+        words = words[1:]
     for word in words:
         with suppress(OSError, ValueError):  # a sentence may be longer than any file name
             _warn_of_file_name(word)
@@ -71,9 +70,9 @@ def _warn_of_file_name(sentence: str) -> None:
         kind, option = ("directory", "-m") if Path(sentence).is_dir() else ("file", "-i")
         message = "%s: is also the name of a %s; did you mean %s %s?"
         log.logger.warning(message, sentence, kind, option, shlex.quote(sentence))
-    elif len(sentence.split()) == 1 and (
-        "/" in sentence or SUFFIX.fullmatch(Path(sentence).suffix)
-    ):
+        return
+    has_form = "/" in sentence or SUFFIX.fullmatch(Path(sentence).suffix)
+    if has_form and len(sentence.split()) == 1:
         message = "%s: no such file, so this is used as text; name a file with -i"
         log.logger.warning(message, sentence)
 
@@ -82,10 +81,11 @@ def refuse_ranks() -> None:
     """Raise `RefusedError` if torchrun started several processes, each of which would run the
     whole command.
     """
-    rank, size = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
-    if "LOCAL_RANK" in os.environ and size.isdecimal() and int(size) > 1:
+    size = os.environ.get("WORLD_SIZE", "")
+    has_others = size.isdecimal() and int(size) > 1
+    if has_others and "LOCAL_RANK" in os.environ:
         error = RefusedError("this command uses one process; start it without torchrun")
-        error.is_silent = rank != "0"
+        error.is_silent = os.environ.get("RANK") != "0"
         raise error
 
 
@@ -132,7 +132,8 @@ def begin_job(
     config: Path, overrides: list[str] | None, time_limit: str | None = None
 ) -> tuple["schema.Config", Stop]:
     """Catch signals, then read the settings of a long job."""
-    stop = Stop(None if time_limit is None else parse_duration(time_limit))
+    seconds = None if time_limit is None else parse_duration(time_limit)
+    stop = Stop(seconds)
     stop.install()
     from mtrain.config.loading import load_config
 

@@ -231,7 +231,8 @@ def add_parameters(
     command: Command, options: Mapping[str, tuple[Any, Any]], default: Any
 ) -> Command:
     """Add parameters to the signature of a command, given as (type, option) by name."""
-    signature, kind = inspect.signature(command, eval_str=True), inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
     declared = [each for each in signature.parameters.values() if each.name != "decode"]
     added = [
         inspect.Parameter(name, kind, default=default, annotation=Annotated[type_, option])

@@ -215,10 +215,12 @@ def compare(
 
     chosen = comparing.choose_metrics(metrics)
     references = read_references(reference)
+    hypotheses = comparing.read_systems(systems, references)
+    sources = read_source(source, references) if source else []
     result = comparing.compare(
-        comparing.read_systems(systems, references),
+        hypotheses,
         references,
-        read_source(source, references) if source else [],
+        sources,
         metrics=chosen,
         tokenize=choose_tokenizer(tokenize, tgt_lang, references),
         lowercase=lowercase,

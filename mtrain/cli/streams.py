@@ -5,7 +5,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -24,12 +25,13 @@ _COLOURS = {"warning": YELLOW, "better": GREEN}
 @contextmanager
 def reading(name: str) -> Iterator[Iterator[bytes]]:
     """Open a file, or stdin for `-`, and return its lines."""
-    is_stdin = name == "-"
-    if is_stdin:  # another program that shares stdin may have made it non-blocking
-        with suppress(OSError):
-            os.set_blocking(0, True)
-    with nullcontext(sys.stdin.buffer) if is_stdin else open_bytes(Path(name)) as stream:
-        yield _lines(stream, "stdin" if is_stdin else name)
+    if name != "-":
+        with open_bytes(Path(name)) as stream:
+            yield _lines(stream, name)
+        return
+    with suppress(OSError):  # another program that shares stdin may have made it non-blocking
+        os.set_blocking(0, True)
+    yield _lines(sys.stdin.buffer, "stdin")
 
 
 def prompting(lines: Iterator[bytes]) -> Iterator[bytes]:
@@ -60,14 +62,13 @@ def print_text(*lines: str) -> None:
     """Write lines to stdout, with control characters escaped: names and text from files may contain
     line breaks and terminal escapes.
     """
-    with writing("-", highlight=_colour_severities) as sink:
+    with writing("-", highlight=partial(_SEVERITY.sub, _in_colour)) as sink:
         sink.writelines(printable(line).encode() + b"\n" for line in lines)
 
 
-def _colour_severities(line: str) -> str:
-    return _SEVERITY.sub(
-        lambda word: paint(word[0], _COLOURS.get(word[0].strip(), RED), sys.stdout), line
-    )
+def _in_colour(match: re.Match[str]) -> str:
+    word = match[0]
+    return paint(word, _COLOURS.get(word.strip(), RED), sys.stdout)
 
 
 def print_json(content: object) -> None:

@@ -126,7 +126,9 @@ def _valid_sides(
     """Return the sides of the validation set, if given; raises `RefusedError` if only one side is
     given, or if `hold_out` is given, too.
     """
-    if (src is None) != (tgt is None) or (src is not None and hold_out):
+    is_half = (src is None) != (tgt is None)
+    is_double = src is not None and hold_out
+    if is_half or is_double:
         raise RefusedError(
             "mtrain init: give --valid-src and --valid-tgt for a validation set, or --hold-out N, "
             "or none of them to hold out a default number of pairs"
@@ -147,7 +149,7 @@ def _columns_of(
         if columns is not None:
             raise RefusedError("--columns: is for one file that ends in .tsv, .jsonl or .parquet")
         return None
-    if columns is None and src_lang and tgt_lang and kind == "tmx":
+    if kind == "tmx" and columns is None and src_lang and tgt_lang:
         return src_lang, tgt_lang
     names = [name.strip() for name in (columns or "").split(",")]
     if len(names) == 2 and all(names):
