@@ -42,6 +42,7 @@ from mtrain.data.tokenizer import MAX_SENTENCES, Tokenizer, train_tokenizer
 from mtrain.data.vocabulary import existing_vocabulary
 from mtrain.runs import compatibility, layout, manifest
 from mtrain.runs.directory import RunDirectory
+from mtrain.runs.records import Fingerprints
 from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import TruncatedLines, logger, progress_bar
@@ -62,7 +63,7 @@ class Prepared:
     store: Store
     valid: list[ScoredText]  # in the order of `data.valid`
     tests: dict[str, ScoredText]
-    fingerprints: dict[str, Any]
+    fingerprints: Fingerprints
 
 
 def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:
@@ -127,13 +128,17 @@ class Preparation:
         sizes = list(map(len, corpora))
         store = Store(corpora, weights_of(self.config, sizes))
         self._report(store)
-        hashes = {**self.fingerprints, "tokenizer": self.tokenizer.fingerprint, "pairs": sizes}
+        fingerprints: Fingerprints = {
+            **self.fingerprints,
+            "tokenizer": self.tokenizer.fingerprint,
+            "pairs": sizes,
+        }
         tests = {name: self.sets[f"data.test.{name}"] for name in self.config.data.test}
         valid = [self.sets[key] for key in self.config.data.valid_keys]
-        return Prepared(self.tokenizer, store, valid, tests, hashes)
+        return Prepared(self.tokenizer, store, valid, tests, fingerprints)
 
     @cached_property
-    def fingerprints(self) -> dict[str, Any]:
+    def fingerprints(self) -> Fingerprints:
         """Hashes of all text, which is read to compute them, and the weights of the corpora."""
         data = self.config.data
         for name in data.tokenizers:

@@ -3,7 +3,6 @@
 import shlex
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from mtrain.config.changes import fixed_changes
 from mtrain.config.loading import load_stored_config
@@ -13,7 +12,7 @@ from mtrain.corpus.lines import join_names
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
-from mtrain.runs.records import Provenance, Status
+from mtrain.runs.records import Fingerprints, Provenance, Status
 from mtrain.runtime.errors import RefusedError
 
 # What must not change within a run, by its key in `run.json`: subject and verb of a message.
@@ -164,7 +163,7 @@ def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks:
             )
 
 
-def check_data(run: RunDirectory, fingerprints: dict[str, Any]) -> None:
+def check_data(run: RunDirectory, fingerprints: Fingerprints) -> None:
     """Refuse text, a vocabulary or initial weights that differ from those in `run.json`."""
     provenance = run.read(layout.RUN, Provenance) if _has(run, layout.RUN) else None
     if provenance is None:

@@ -24,6 +24,7 @@ from mtrain.runs import layout, manifest, reader
 from mtrain.runs.records import (
     PACKAGES,
     TIME,
+    Fingerprints,
     Launch,
     MetricsFile,
     Provenance,
@@ -113,7 +114,7 @@ class RunDirectory:
         files.write_bytes(self.tokenizer, model)
 
     def write_provenance(
-        self, config: Config, fingerprints: dict[str, Any], ranks: int, init_hash: str | None
+        self, config: Config, fingerprints: Fingerprints, ranks: int, init_hash: str | None
     ) -> None:
         """Write `config.yaml` and `run.json`: config, hashes, versions, command; `init_hash` is the
         hash of the weights of `train.init_from`.

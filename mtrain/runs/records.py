@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
 from tqdm import tqdm
@@ -113,6 +113,20 @@ class Provenance(BaseModel):
     versions: dict[str, str]
     host: str
     created: str
+
+
+class Fingerprints(TypedDict, total=False):
+    """Fields of `Provenance` that a start finds out, as far as it knows them; most are hashes."""
+
+    train: list[str]
+    weights: list[float]
+    pairs: list[int]
+    valid: str | list[str]
+    test: dict[str, str]
+    tokenizer: str
+    init_from: str | None
+    metric_command: str | None
+    synthetic: dict[str, dict[str, Any]]  # fields of `SyntheticText` by the key of the entry
 
 
 @dataclass(frozen=True)
