@@ -4,7 +4,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,25 +41,70 @@ MAX_CHANGED = 0.1  # fraction of references that a normalization changes
 WORKER_DIED = "the measuring process was killed, perhaps for lack of memory"
 
 
+@dataclass(frozen=True)
+class Figures:
+    """Size and settings of a run; field names and order are those of the JSON output."""
+
+    device: str
+    parameters: int
+    vocab_size: int
+    steps_per_epoch: int
+    tokens_per_step: int  # of the target, with eos
+    step_batches: int
+    max_steps: int
+    epochs: float
+    schedule: str
+    peak_lr: float
+    peak_step: int
+    checkpoint_bytes: int
+    disk_bytes: int  # at most, during the run
+    state_bytes: int  # weights, moments and sums of gradients in memory
+
+    def lines(self, epochs: float, blocks: str | None) -> list[str]:
+        """Return the lines for people; `epochs` is not rounded, and `blocks` shows the
+        micro-batches of each process, if there are several.
+        """
+        size = filesize.decimal
+        return [
+            f"model: {self.parameters:,} parameters, vocabulary {self.vocab_size:,}",
+            f"device: {self.device}; host: {socket.gethostname()}",
+            f"batches: about {self.steps_per_epoch:,} steps an epoch, about "
+            f"{self.tokens_per_step:,} target tokens a step; {self.max_steps:,} steps are "
+            f"{_epochs(epochs)}",
+            *([f"micro-batches of a step by process: {blocks}"] if blocks else []),
+            f"learning rate: {self.schedule}, peak {self.peak_lr:.3e} at step {self.peak_step:,}",
+            f"checkpoints: {size(self.checkpoint_bytes)} each, {size(self.disk_bytes)} at most",
+            f"memory: {size(self.state_bytes)} of weights, moments and sums of gradients",
+        ]
+
+
 @dataclass
 class Forecast:
     """Size, cost and settings of a run before its first step."""
 
-    numbers: dict[str, Any]  # for programs; sizes in bytes, times in seconds
+    figures: Figures
     lines: list[str]  # for people
     machine_warnings: list[str]
     seconds: float | None  # of all steps: a rough estimate until `add_time` measures it
+    measured: dict[str, float | None] = field(default_factory=dict)  # by `add_time`
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The forecast for programs."""
+        return asdict(self.figures) | self.measured
 
     def warnings(self, train: TrainConfig) -> Iterator[str]:
         """Yield warnings of likely mistakes."""
-        steps, epochs, rate = (self.numbers[key] for key in ("max_steps", "epochs", "peak_lr"))
-        key = "lr_factor" if train.peak_lr is None else "peak_lr"
-        plan, days = f"train.max_steps: {steps:,} steps", (self.seconds or 0) / 86_400
+        steps = self.figures.max_steps
+        epochs = self.figures.epochs
+        rate = self.figures.peak_lr
+        plan = f"train.max_steps: {steps:,} steps"
         if epochs > MAX_EPOCHS:
             enough = max(1, int(steps * MAX_EPOCHS / epochs))
             text = f"{plan} are {epochs:,.0f} epochs: the model will overfit"
             yield f"{text}; {enough:,} steps are {MAX_EPOCHS} epochs"
         if rate > MAX_RATE:
+            key = "lr_factor" if train.peak_lr is None else "peak_lr"
             advice = f"at its peak is too high for most models; keep it below {MAX_RATE}"
             yield f"train.{key}: a learning rate of {rate:.2g} {advice}"
         if train.warmup_steps >= steps:
@@ -67,6 +112,7 @@ class Forecast:
                 f"train.warmup_steps: {train.warmup_steps:,} is not below train.max_steps {steps:,}"
             )
             yield f"{text}, so that the learning rate rises to the end; lower it"
+        days = (self.seconds or 0) / 86_400
         if days > MAX_DAYS:
             advice = "on this machine; choose a smaller model, fewer steps or a GPU"
             yield f"{plan} of this model take about {days:,.0f} days {advice}"
@@ -85,7 +131,7 @@ class Forecast:
         """
         seconds, memory, reason = None, None, ""
         if lengths is not None:
-            sizes = self.numbers["vocab_size"], self.numbers["parameters"]
+            sizes = self.figures.vocab_size, self.figures.parameters
             measure = partial(_measure_step, config, blocks, *sizes)
             try:  # in another process, which may be killed for lack of memory
                 [(seconds, memory)] = map_tasks(
@@ -95,13 +141,13 @@ class Forecast:
                 raise
             except UserError as error:
                 reason = f": {error}"
-        self.numbers |= {"step_seconds": seconds, "peak_memory_bytes": memory}
+        self.measured = {"step_seconds": seconds, "peak_memory_bytes": memory}
         if memory is not None:
             self.lines.append(f"peak memory of the GPU in a step: {filesize.decimal(memory)}")
         if seconds is None:
             self.lines.append(f"time: not measured{reason}")
             return
-        self.seconds = self.numbers["train_seconds"] = steps * seconds
+        self.seconds = self.measured["train_seconds"] = steps * seconds
         total = tqdm.format_interval(self.seconds)
         self.lines.append(
             f"time: about {seconds:.3g} s a step now, {total} for {steps:,} steps "
@@ -185,50 +231,30 @@ def make_forecast(
     copies = 1 + _num_sums(machine, blocks, train)
     copies += int(ranks.size > 1)  # for the sums that another rank sends
     copies += int(train.ema_decay is not None)  # for the moving average
-    step_batches, peak_step = blocks.micro_batches, max(1, min(train.warmup_steps, train.max_steps))
+    step_batches = blocks.micro_batches
+    peak_step = max(1, min(train.warmup_steps, train.max_steps))
     epochs = train.max_steps * step_batches / max(1, micro_batches)
-    numbers: dict[str, Any] = {
-        "device": (f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine),
-        "parameters": parameters,
-        "vocab_size": vocab_size,
-        "steps_per_epoch": max(1, int(micro_batches // step_batches)),
-        "tokens_per_step": int(tokens * step_batches),  # of the target, with eos
-        "step_batches": step_batches,
-        "max_steps": train.max_steps,
-        "epochs": round(epochs, 3),
-        "schedule": train.schedule,
-        "peak_lr": make_schedule(train, config.model.d_model)(peak_step),
-        "peak_step": peak_step,
-        "checkpoint_bytes": checkpoint_bytes,
-        "disk_bytes": disk_bytes,  # at most, during the run
-        "state_bytes": 4 * (copies * parameters + moments),
-    }
-    work = 6.0 * parameters * numbers["tokens_per_step"] * train.max_steps / ranks.size
+    figures = Figures(
+        device=(f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine),
+        parameters=parameters,
+        vocab_size=vocab_size,
+        steps_per_epoch=max(1, int(micro_batches // step_batches)),
+        tokens_per_step=int(tokens * step_batches),
+        step_batches=step_batches,
+        max_steps=train.max_steps,
+        epochs=round(epochs, 3),
+        schedule=train.schedule,
+        peak_lr=make_schedule(train, config.model.d_model)(peak_step),
+        peak_step=peak_step,
+        checkpoint_bytes=checkpoint_bytes,
+        disk_bytes=disk_bytes,
+        state_bytes=4 * (copies * parameters + moments),
+    )
+    work = 6.0 * parameters * figures.tokens_per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
     found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
     shown = str(blocks) if ranks.size > 1 else None
-    return Forecast(numbers, _lines_of(numbers, epochs, shown), list(filter(None, found)), seconds)
-
-
-def _lines_of(numbers: dict[str, Any], epochs: float, blocks: str | None) -> list[str]:
-    """Return the lines of a forecast for people; `epochs` is not rounded, and `blocks` shows the
-    micro-batches of each process, if there are several.
-    """
-    sizes = {
-        name: filesize.decimal(numbers[f"{name}_bytes"]) for name in ("checkpoint", "disk", "state")
-    }
-    return [
-        f"model: {numbers['parameters']:,} parameters, vocabulary {numbers['vocab_size']:,}",
-        f"device: {numbers['device']}; host: {socket.gethostname()}",
-        f"batches: about {numbers['steps_per_epoch']:,} steps an epoch, about "
-        f"{numbers['tokens_per_step']:,} target tokens a step; {numbers['max_steps']:,} steps are "
-        f"{_epochs(epochs)}",
-        *([f"micro-batches of a step by process: {blocks}"] if blocks else []),
-        f"learning rate: {numbers['schedule']}, peak {numbers['peak_lr']:.3e} at step "
-        f"{numbers['peak_step']:,}",
-        f"checkpoints: {sizes['checkpoint']} each, {sizes['disk']} at most",
-        f"memory: {sizes['state']} of weights, moments and sums of gradients",
-    ]
+    return Forecast(figures, figures.lines(epochs, shown), list(filter(None, found)), seconds)
 
 
 def _epochs(count: float) -> str:
