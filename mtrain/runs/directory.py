@@ -64,6 +64,11 @@ class RunDirectory:
         return self.path / layout.TOKENIZER
 
     @property
+    def last_step(self) -> int:
+        """The step of the last complete checkpoint; 0 without one."""
+        return layout.last_step(layout.complete_checkpoints(self.checkpoints))
+
+    @property
     def metrics(self) -> MetricsFile:
         """The run's records."""
         return MetricsFile(self.path / layout.METRICS, self.board, self.check_held)

@@ -79,7 +79,7 @@ def dry_run(
     """
     with connected_ranks() as ranks:
         job = Job(config, stop, ranks, config_file, metric)
-        job.check_start()
+        job.refuse_invalid_start()
         return ranks.on_rank_0(job.dry_run)
 
 
@@ -118,16 +118,77 @@ class Job:
         self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
         self.metric = metric
         self.command = metric.command if metric else None
-        self.run = RunDirectory(Path(config.run_dir), ranks.on_rank_0(partial(board_of, config)))
+        board = ranks.on_rank_0(partial(board_of, config))
+        self.run = RunDirectory(Path(config.run_dir), board, _torchrun_launch())
+        find_step_batches = partial(_find_step_batches, self.run, config, ranks)
+        self.step_batches = ranks.from_rank_0(find_step_batches, int)  # micro-batches per step
         self.previous: Status | None = None  # the status before this start
         self.has_status = False  # whether the status is that of this start
         self.step = 0  # of the last complete checkpoint
 
-    def _check_restart(self) -> None:
-        """Raise `StoppedError` if torchrun restarts a job that is over. Count the time limit from
-        the job's first start.
+    def train(self) -> None:
+        """Train to the end and record in the status how it ended."""
+        with ExitStack() as stack:
+            self._start(stack)
+            trainer: Trainer | None = None
+            try:
+                self.ranks.on_rank_0(self._open_run)
+                with out_of_memory_as(LACK_OF_MEMORY):
+                    trainer = self._trainer(self._prepare())
+                    trainer.run()
+            except (UserError, OSError) as error:
+                raise self._end(error, trainer) from None
+            if self.ranks.is_rank_0:
+                self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
+            self._log_end(trainer, "complete")
+
+    def dry_run(self) -> dict[str, Any]:
+        """Log what training would do, on rank 0, and return it as figures."""
+        compatibility.refuse_foreign_directory(self.run, self.config_file)
+        self._read_previous()
+        self.config, warnings = without_missing_init_from(self.config)
+        for text in warnings:
+            logger.warning("%s", text)
+        self.step = self.run.last_step
+        self._refuse_unfit_config()
+        with out_of_memory_as(LACK_OF_MEMORY):
+            available = without_missing_text(self.config, self.stop, timed=True)
+            preparation = Preparation(available, self.stop)
+            compatibility.check_data(self.run, preparation.fingerprints)
+            if not (self.run.path / layout.RUN).exists():
+                refuse_worthless_text(preparation)
+            prepared = preparation.prepared
+            compatibility.check_data(self.run, prepared.fingerprints)
+            figures = self._trainer(prepared).preview()
+        log_changes(self.run.path, self.config)
+        logger.info("dry run: nothing was trained")
+        return figures
+
+    def _start(self, stack: ExitStack) -> None:
+        """Lock the run directory until `stack` closes; record a refusal in the run's status."""
+        try:
+            self.refuse_invalid_start()
+            self.ranks.on_rank_0(partial(self._hold, stack))
+        except RefusedError as error:
+            self._record_refusal(error)
+            raise
+
+    def refuse_invalid_start(self) -> None:
+        """Refuse ranks with different settings or machines, and a metric without its command;
+        raises `StoppedError` if torchrun restarts a job that is over.
         """
-        self.run.launch = launch = _torchrun_launch()
+        self.ranks.on_rank_0(self._refuse_restart)
+        self.ranks.check_same(dump_config(self.config), "settings")
+        _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
+        self.ranks.check_same(json.dumps(self.command), OPTION)
+        if refused := _metric_mismatch(self.config, self.command):
+            raise self.ranks.mark_shared(RefusedError(refused))
+
+    def _refuse_restart(self) -> None:
+        """Raise `StoppedError` if torchrun restarts a job that is over. Otherwise count the time
+        limit from the job's first start.
+        """
+        launch = self.run.launch
         if launch is None:
             return
         self._read_previous()
@@ -143,67 +204,11 @@ class Job:
                 raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
         self.stop.started -= time.time() - launch.began
 
-    def _find_step_batches(self) -> int:
-        try:
-            return self.run.step_batches(self.config, self.ranks.size)
-        except UserError:  # raised again after the run directory is checked
-            return self.config.train.micro_batches(self.ranks.size)
-
-    def train(self) -> None:
-        """Train to the end and record in the status how it ended."""
-        with ExitStack() as stack:
-            try:
-                self.check_start()
-                self.ranks.on_rank_0(partial(self._hold, stack))
-            except RefusedError as error:
-                self._record_refusal(error)
-                raise
-            trainer: Trainer | None = None
-            try:
-                self.ranks.on_rank_0(self._check)
-                with out_of_memory_as(LACK_OF_MEMORY):
-                    trainer = self._trainer(self._prepare())
-                    trainer.run()
-            except (UserError, OSError) as error:
-                if trainer and trainer.progress.step and isinstance(error, StoppedError):
-                    self._log_end(trainer, "saved and stopped")
-                raise self._end(error, trainer.progress.step if trainer else 0) from None
-            if self.ranks.is_rank_0:
-                self.run.set_status("complete", trainer.progress.step, exit_code=EXIT_OK)
-            self._log_end(trainer, "complete")
-
-    def dry_run(self) -> dict[str, Any]:
-        """Log what training would do, on rank 0, and return it as figures."""
+    def _hold(self, stack: ExitStack) -> None:
+        """Lock the run directory until `stack` closes, and log to it."""
         compatibility.refuse_foreign_directory(self.run, self.config_file)
-        self._read_previous()
-        self.config, warnings = without_missing_init_from(self.config)
-        for text in warnings:
-            logger.warning("%s", text)
-        self._check_settings()
-        with out_of_memory_as(LACK_OF_MEMORY):
-            available = without_missing_text(self.config, self.stop, timed=True)
-            preparation = Preparation(available, self.stop)
-            compatibility.check_data(self.run, preparation.fingerprints)
-            if not (self.run.path / layout.RUN).exists():
-                refuse_worthless_text(preparation)
-            prepared = preparation.prepared
-            compatibility.check_data(self.run, prepared.fingerprints)
-            figures = self._trainer(prepared).preview()
-        log_changes(self.run.path, self.config)
-        logger.info("dry run: nothing was trained")
-        return figures
-
-    def check_start(self) -> None:
-        """Refuse ranks with different settings or machines, and a metric without its command;
-        raises `StoppedError` if torchrun restarts a job that is over.
-        """
-        self.ranks.on_rank_0(self._check_restart)
-        self.ranks.check_same(dump_config(self.config), "settings")
-        self.step_batches = self.ranks.from_rank_0(self._find_step_batches, int)
-        _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
-        self.ranks.check_same(json.dumps(self.command), OPTION)
-        if refused := _metric_mismatch(self.config, self.command):
-            raise self.ranks.mark_shared(RefusedError(refused))
+        stack.enter_context(self.run.hold())
+        add_log_file(self.run.path / layout.LOG)
 
     def _record_refusal(self, error: RefusedError) -> None:
         """Record a refusal from before locking, if the directory has a run that no process uses."""
@@ -216,19 +221,13 @@ class Job:
                 add_log_file(self.run.path / layout.LOG)
                 self.run.record_failed_start(status, "refused", error)
 
-    def _hold(self, stack: ExitStack) -> None:
-        """Lock the run directory until `stack` closes, and log to it."""
-        compatibility.refuse_foreign_directory(self.run, self.config_file)
-        stack.enter_context(self.run.hold())
-        add_log_file(self.run.path / layout.LOG)
-
     def _read_previous(self) -> None:
         """Read the status that the last start left, unless it is damaged: a start replaces it."""
         with suppress(UserError):
             self.previous = self.run.read(layout.STATUS, Status)
 
-    def _check(self) -> None:
-        """Read the status, or begin one, and refuse a config that does not fit the run's files."""
+    def _open_run(self) -> None:
+        """Read how far the run is, or begin its status; refuse a config that does not fit it."""
         if (self.run.path / layout.STATUS).exists():
             self._read_previous()
             if self.previous and self.run.launch:  # so that torchrun restarts it after a kill
@@ -236,10 +235,11 @@ class Job:
                 self.run.write(layout.STATUS, status)
         else:
             self._begin()
-        self._check_settings()
+        self.step = self.run.last_step
+        self._refuse_unfit_config()
 
-    def _check_settings(self) -> None:
-        self.step = layout.last_step(layout.complete_checkpoints(self.run.checkpoints))
+    def _refuse_unfit_config(self) -> None:
+        """Refuse a config that does not fit the run's files or the model that it starts from."""
         compatibility.check_settings(self.run, self.config, self.ranks.size)
         history = self.run.read(layout.BEST, History)
         if history and history.steps:  # until it has scored something, the command may change
@@ -308,8 +308,11 @@ class Job:
             with suppress(UserError, OSError):
                 trainer.validation.log_end(state, trainer.progress.step)
 
-    def _end(self, error: UserError | OSError, step: int) -> UserError:
+    def _end(self, error: UserError | OSError, trainer: Trainer | None) -> UserError:
         """Record in the status that an error ended the run; return it as an error for the user."""
+        step = trainer.progress.step if trainer else 0
+        if trainer and step and isinstance(error, StoppedError):
+            self._log_end(trainer, "saved and stopped")
         failure = error if isinstance(error, UserError) else self.run.failure(error)
         if self.ranks.is_rank_0:
             # on a full disk, or if the directory is gone, only the message reports the end
@@ -341,6 +344,14 @@ def _torchrun_launch() -> Launch | None:
     directory = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
     job = f"{os.environ.get('TORCHELASTIC_RUN_ID')} {socket.gethostname()} {directory}"
     return Launch(job=job, restarts=int(restarts), began=time.time())
+
+
+def _find_step_batches(run: RunDirectory, config: Config, ranks: Ranks) -> int:
+    """Return the number of micro-batches per step."""
+    try:
+        return run.step_batches(config, ranks.size)
+    except UserError:  # raised again after the run directory is checked
+        return config.train.micro_batches(ranks.size)
 
 
 def _metric_mismatch(config: Config, command: str | None) -> str | None:
