@@ -246,7 +246,8 @@ def resolve(path: Path) -> Path:
     if (path / MODEL).exists() or (path / manifest.NAME).exists():
         return path
     directory = directory_of(path)
-    history, present = read_record(path / layout.BEST, History), complete_checkpoints(directory)
+    history = read_record(path / layout.BEST, History)
+    present = complete_checkpoints(directory)
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():

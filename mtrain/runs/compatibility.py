@@ -96,7 +96,8 @@ def refuse_lost_checkpoints(run: RunDirectory, status: Status | None, save_every
     """
     if layout.named_checkpoints(run.checkpoints):
         return
-    history, last = run.read(layout.BEST, History), 0
+    history = run.read(layout.BEST, History)
+    last = 0
     if history is not None and history.steps:
         last = max(history.steps)
     elif status is not None and _has_saved(status, save_every, run.checkpoints):
@@ -127,7 +128,8 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
     _, stored = reader.read_settings(run.path)
     _check_step(run, stored, config, ranks)
     if refused := fixed_changes(stored, config):
-        path, start = str(run.path), ""
+        path = str(run.path)
+        start = ""
         keys = [key for key, *_ in refused]
         if "train.init_from" not in keys and all(key.startswith("train.") for key in keys):
             start = f", where train.init_from: {quote_text(path)} starts from its weights"
@@ -145,7 +147,8 @@ def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks:
     """Refuse settings that give another number of micro-batches per step than the run has, or, in a
     new run, settings that contradict each other.
     """
-    expected, accum = run.step_batches(config, ranks), config.train.accum_steps
+    expected = run.step_batches(config, ranks)
+    accum = config.train.accum_steps
     requested = []
     if config.train.step_batches:
         requested.append(config.train.step_batches)

@@ -129,7 +129,8 @@ def seal(directory: Path) -> None:
     """Sync the files of a directory (not of its subdirectories) and write its manifest. The files
     get the permissions of the directory, since libraries let only the owner read theirs.
     """
-    entries, permissions = {}, directory.stat().st_mode & 0o666
+    entries = {}
+    permissions = directory.stat().st_mode & 0o666
     for item in sorted(directory.iterdir()):
         if not item.is_file() or item.name == NAME:
             continue

@@ -28,7 +28,8 @@ from mtrain.runtime.lock import is_alive
 
 MAX_VOCABULARY_BYTES = 64 << 20
 MAX_LINES = 10_000_000  # of a file of translations
-MAX_LOG_BYTES, MAX_MESSAGE_BYTES = 64 << 20, 4096
+MAX_LOG_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 4096  # of a line of the log
 LINK = "a link, where mtrain writes a file or directory"
 
 
@@ -103,7 +104,8 @@ def read_run(path: Path) -> Run:
         text, config = read_settings(path)
     except UserError as error:
         errors[layout.CONFIG] = error
-    status, provenance = read(layout.STATUS, Status), read(layout.RUN, Provenance)
+    status = read(layout.STATUS, Status)
+    provenance = read(layout.RUN, Provenance)
     return Run(path, text, config, status, provenance, read(layout.BEST, History), errors)
 
 

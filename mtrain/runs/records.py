@@ -30,7 +30,8 @@ State = Literal["preparing", "running", "complete", "stopped", "failed", "refuse
 TIME = "%Y-%m-%dT%H:%M:%S%z"
 PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # versions are recorded
 MAX_TEXT_BYTES = 256 << 20  # of `metrics.jsonl` or a file of translations
-MAX_RECORDS, MAX_BROKEN = 2_000_000, 10_000  # lines, and invalid lines, of `metrics.jsonl`
+MAX_RECORDS = 2_000_000  # lines of `metrics.jsonl`
+MAX_BROKEN = 10_000  # invalid lines of `metrics.jsonl`
 MAX_RECORD_BYTES = 1 << 16  # of a line of `metrics.jsonl`
 ADVICE = "restore the run's own file, or name another run or a checkpoint"
 
@@ -234,7 +235,9 @@ class MetricsFile:
         """Return the records, and the numbers of invalid lines except for one that a crash
         truncated. Raises `UserError` if the file is not a regular file, or too large.
         """
-        records, broken, adapter = [], list[int](), adapter_of(Record)
+        records = []
+        broken = list[int]()
+        adapter = adapter_of(Record)
         data = read_bytes(self.path, MAX_TEXT_BYTES) or b""
         for number, line in enumerate(io.BytesIO(data), 1):
             try:

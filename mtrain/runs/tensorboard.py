@@ -66,7 +66,8 @@ class TensorBoard:
 
     def _write(self, record: dict[str, Any]) -> None:
         """Write the finite numbers of a record under their names, at its step and time."""
-        step, when = record["step"], record.get("time", 0.0)
+        step = record["step"]
+        when = record.get("time", 0.0)
         for key, value in record.items():
             is_number = isinstance(value, int | float) and math.isfinite(value)
             if is_number and key not in ("step", "time"):

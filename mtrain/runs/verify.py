@@ -47,7 +47,8 @@ def verify(path: Path) -> Iterator[Finding]:
     has_begun = any(os.path.lexists(path / name) for name in (layout.RUN, layout.CHECKPOINTS))
     if not has_begun and not os.path.lexists(path / layout.STATUS):
         raise UserError(f"{path}: not a run directory: it holds no run.json; give a run directory")
-    run, sizes = reader.read_run(path), dict[str, int]()
+    run = reader.read_run(path)
+    sizes = dict[str, int]()
     checks = [(str(path), _small_files(run, has_begun)), (layout.STATUS, _status(run))]
     if has_begun:
         checks += [
@@ -155,7 +156,8 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     for path in paths:
         name = _name(run, path)
         findings = list(_checkpoint(path, name, run))
-        inner, is_needed = path / layout.TRAINER, run.state != "complete"
+        inner = path / layout.TRAINER
+        is_needed = run.state != "complete"
         if is_needed and not inner.exists() and path in newest_complete:
             text = "resuming from this checkpoint needs it"
             findings.append(Finding(_name(run, inner), MISSING, text))
@@ -172,7 +174,8 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
 def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     """Check one checkpoint against its manifest and the run's vocabulary and settings."""
     yield from _guarded(name, _model(path, name, run))
-    inner, name = path / layout.TRAINER, f"{name}/{layout.TRAINER}"
+    inner = path / layout.TRAINER
+    name = f"{name}/{layout.TRAINER}"
     if os.path.lexists(inner):
         yield from _guarded(name, _trainer(inner, name, layout.step_of(path)))
 
@@ -262,7 +265,8 @@ def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     """
     if run.config is None or run.provenance is None:
         return
-    train, recorded = run.config.data.train, run.provenance.train
+    train = run.config.data.train
+    recorded = run.provenance.train
     if len(train) != len(recorded):
         detail = f"{len(train)} corpora, but {len(recorded)} in run.json"
         yield Finding("data.train", CHANGED, detail)
@@ -280,7 +284,8 @@ def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
     """
     corpus, sha256 = run.corpora[key]
     assert run.config is not None
-    what, reading = f"{key} {corpus_name(corpus)}", reading_of(run.config)
+    what = f"{key} {corpus_name(corpus)}"
+    reading = reading_of(run.config)
     if isinstance(corpus, HubCorpus):
         return Finding(what, UNREACHABLE, "a dataset, which is not loaded again"), None
     for file in files_of(corpus, reading.root):
