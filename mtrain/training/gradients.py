@@ -79,13 +79,17 @@ class SumTree:
         deliver: SumsCallback,
         keep: Callable[[Sums], Sums] = lambda sums: sums,
     ) -> None:
-        self.size, self.release, self.deliver, self.keep = size, release, deliver, keep
+        self.size = size
+        self.release = release
+        self.deliver = deliver
+        self.keep = keep
         self.waiting: dict[tuple[int, int], Sums] = {}  # by level and index
         self.lock = Lock()
 
     def add(self, index: int, sums: Sums) -> None:
         """Add a part, and every sum on higher levels that this completes."""
-        level, size = 0, self.size
+        level = 0
+        size = self.size
         while size > 1:
             partner = index ^ 1
             if partner < size:
@@ -139,7 +143,8 @@ def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -
     the blocks as the tree does. In round i, ranks r and r ^ 2^i exchange the sums of two partner
     nodes of the tree, and both ranks add them: a + b = b + a. `spare` is the receive buffer.
     """
-    nodes, span = math.ceil(blocks.micro_batches / blocks.width), 1  # `span` ranks hold each node
+    nodes = math.ceil(blocks.micro_batches / blocks.width)
+    span = 1  # `span` ranks hold each node
     last = ranks.size - 1
     while span < ranks.size:
         node = ranks.rank // span
@@ -158,7 +163,8 @@ def sum_over_ranks(total: Tensor, blocks: Blocks, ranks: Ranks, spare: Tensor) -
 
 def slices_of(batch: Batch) -> list[Batch]:
     """Cut a micro-batch by rows into equal slices of at most `SLICE_TOKENS` padded tokens."""
-    rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
+    rows = len(batch.src)
+    width = max(batch.src.shape[1], batch.tgt_in.shape[1])
     count = min(rows, max_slices(rows * width))
     bounds = [rows * index // count for index in range(count + 1)]
     return [batch.part(start, stop) for start, stop in pairwise(bounds)]
@@ -227,7 +233,8 @@ class ThreadedGradients:
         self.free: LifoQueue[Sums | None] = LifoQueue()
         for sums in self.sums[1:]:
             self.free.put(sums)
-        self.slices, self.has_ended = self._slices(batches, count), False
+        self.slices = self._slices(batches, count)
+        self.has_ended = False
         futures: list[Future[None]] = []
         try:
             # the system may refuse to start a thread

@@ -35,10 +35,12 @@ def add_rows(tables: list[Tensor], ids: SpecialIds, max_rows: int) -> list[Tenso
     """Add rows to src, tgt_in and tgt_out, up to a multiple of an eighth of `max_rows`, at most
     `max_rows`. An added row has an empty sentence, so that attention has a key, and no target.
     """
-    rows, grain = len(tables[0]), math.ceil(max_rows / 8)
+    rows = len(tables[0])
+    grain = math.ceil(max_rows / 8)
     missing = max(0, min(max_rows, math.ceil(rows / grain) * grain) - rows)
     src, tgt_in, tgt_out = (F.pad(table, (0, 0, 0, missing), value=ids.pad) for table in tables)
-    src[rows:, 0], tgt_in[rows:, 0] = ids.eos, ids.bos
+    src[rows:, 0] = ids.eos
+    tgt_in[rows:, 0] = ids.bos
     return [src, tgt_in, tgt_out]
 
 
@@ -60,7 +62,10 @@ class CudaGraphs:
         max_length: int,
         packed_tokens: int | None = None,
     ) -> None:
-        self.work, self.device, self.ids, self.max_length = work, device, ids, max_length
+        self.work = work
+        self.device = device
+        self.ids = ids
+        self.max_length = max_length
         self.packed_tokens = packed_tokens
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[int, ...], tuple[Callable[[], None], list[Tensor]]] = {}

@@ -115,7 +115,10 @@ class Job:
         config_file: Path | None = None,
         metric: ExternalMetric | None = None,
     ) -> None:
-        self.config, self.stop, self.ranks, self.config_file = config, stop, ranks, config_file
+        self.config = config
+        self.stop = stop
+        self.ranks = ranks
+        self.config_file = config_file
         self.metric = metric
         self.command = metric.command if metric else None
         board = ranks.on_rank_0(partial(board_of, config))

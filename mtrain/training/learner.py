@@ -151,7 +151,9 @@ class Learner:
         is_bf16 = self.machine.precision == "bf16"
         set_compute_dtype(model, torch.bfloat16 if is_bf16 else torch.float32)
         self.model = model.train()
-        betas, eps, decay = config.train.adam_betas, config.train.adam_eps, config.train.ema_decay
+        betas = config.train.adam_betas
+        eps = config.train.adam_eps
+        decay = config.train.ema_decay
         muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
         num_losses = 2 if config.train.consistency is None else 3
         self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses, pool)
@@ -170,7 +172,8 @@ class Learner:
         """
         computes: list[Compute] = []
         for _ in range(self.machine.workers):
-            model, generator = self.model, torch.default_generator
+            model = self.model
+            generator = torch.default_generator
             if isinstance(model, RowTransformer):
                 generator = torch.Generator()
                 model = model.drawing_from(generator)
@@ -209,7 +212,8 @@ class Learner:
         """Compile the layers for the shape of most packed micro-batches; the others are computed
         without compiled layers.
         """
-        tokens, width = self.config.train.max_tokens, self.machine.row_widths(self.config)[0]
+        tokens = self.config.train.max_tokens
+        width = self.machine.row_widths(self.config)[0]
         for layer in (*self.model.encoder_layers, *self.model.decoder_layers):
             layer.compile(dynamic=False, fullgraph=True)
         text = f"out of memory on a micro-batch of {tokens:,} tokens with padding; free memory and "
@@ -260,7 +264,8 @@ class Learner:
         """Store the gradients and losses of (B, S), (B, T) and (B, T) ids in `sums`, for CUDA
         graphs: padding is masked instead of left out, so that no shape depends on values.
         """
-        views, targets = self._views(self.model.hidden, src, tgt_in), tgt_out.flatten()
+        views = self._views(self.model.hidden, src, tgt_in)
+        targets = tgt_out.flatten()
         sums.store(*self._gradients(views, targets, targets != self.ids.pad))
 
     def _views(
@@ -299,8 +304,10 @@ class Learner:
         self, views: Sequence[Tensor], targets: Tensor, real: Tensor | None = None
     ) -> tuple[Grads, Tensor]:
         """Return the gradients and losses from the hidden states of one or two views."""
-        train, matrix = self.config.train, self.model.output.weight
-        smoothing, alpha = train.label_smoothing, train.consistency
+        train = self.config.train
+        matrix = self.model.output.weight
+        smoothing = train.label_smoothing
+        alpha = train.consistency
         losses: tuple[Tensor, ...]
         if alpha is None:
             losses = projected_cross_entropy(views[0], matrix, targets, smoothing, real)

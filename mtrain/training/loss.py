@@ -213,7 +213,8 @@ def _chunk(
     """
     target = torch.arange(len(targets), device=targets.device), targets
     log_p1, log_p2 = (_log_probs(F.linear(state, matrix), mask.dtype) for state in states)
-    nll, uniform = -log_p1[target], -log_p1.mean(-1)  # `uniform`: mean NLL of all V entries
+    nll = -log_p1[target]
+    uniform = -log_p1.mean(-1)  # mean NLL of all V entries
     grad1, grad2 = log_p1.exp(), log_p2.exp()  # probabilities, turned into gradients in place
     log_ratio = log_p1.sub_(log_p2)
     divergence = (grad1 * log_ratio).sum(-1)

@@ -39,7 +39,10 @@ class Adam:
     def __init__(
         self, weights: Weights, grads: list[Tensor], betas: tuple[float, float], eps: float
     ) -> None:
-        self.weights, self.grads, self.betas, self.eps = list(weights.values()), grads, betas, eps
+        self.weights = list(weights.values())
+        self.grads = grads
+        self.betas = betas
+        self.eps = eps
         self.exp_avgs = [torch.zeros_like(weight) for weight in self.weights]
         self.exp_avg_sqs = [torch.zeros_like(weight) for weight in self.weights]
         self.steps = [torch.zeros((), device=weight.device) for weight in self.weights]
@@ -111,7 +114,8 @@ class Muon:
         """Scale the gradients and take a step; change no weight if `found_inf` is 1."""
         is_finite = found_inf == 0
         for (rows, columns), (weights, grads, momenta) in self.groups.items():
-            grad, before = torch.stack(grads) * scale, torch.stack(momenta)
+            grad = torch.stack(grads) * scale
+            before = torch.stack(momenta)
             after = before * MOMENTUM + grad
             torch._foreach_copy_(momenta, torch.where(is_finite, after, before).unbind())
             update = orthogonalize((grad + after * MOMENTUM).to(self.dtype)).float()
@@ -123,7 +127,8 @@ class MovingAverage:
     """The exponential moving average of the weights over the steps."""
 
     def __init__(self, weights: Weights, decay: float) -> None:
-        self.latest, self.decay = list(weights.values()), decay
+        self.latest = list(weights.values())
+        self.decay = decay
         self.values = {name: weight.clone() for name, weight in weights.items()}
 
     @torch.no_grad()

@@ -35,8 +35,11 @@ Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
 # A run gets a warning if it is below these minima or above these maxima.
-MIN_PAIRS, MIN_LINES = 5_000, 200  # pairs of training text; lines of a scored set
-MAX_EPOCHS, MAX_RATE, MAX_DAYS = 100, 0.01, 14
+MIN_PAIRS = 5_000  # of training text
+MIN_LINES = 200  # of a scored set
+MAX_EPOCHS = 100
+MAX_RATE = 0.01
+MAX_DAYS = 14
 MAX_CHANGED = 0.1  # fraction of references that a normalization changes
 WORKER_DIED = "the measuring process was killed, perhaps for lack of memory"
 
@@ -222,10 +225,12 @@ def make_forecast(
     """Forecast a run without measuring steps, from the number of micro-batches of all ranks in an
     epoch and their mean number of target `tokens`.
     """
-    train, machine = config.train, MachineSettings.of(config, ranks, blocks)
+    train = config.train
+    machine = MachineSettings.of(config, ranks, blocks)
     with torch.device("meta"):
         model = Transformer(shape_of(config, vocab_size, IDS.pad))
-    parameters, moments = model.num_parameters, _num_moments(model, train)
+    parameters = model.num_parameters
+    moments = _num_moments(model, train)
     checkpoint_bytes = 4 * parameters + vocabulary_bytes
     disk_bytes, new_bytes = _disk_bytes(config, checkpoint_bytes, parameters, moments)
     copies = 1 + _num_sums(machine, blocks, train)
@@ -270,7 +275,8 @@ def _settings_of(machine: MachineSettings) -> str:
 
 def _thread_warning(machine: MachineSettings, ranks: Ranks) -> str | None:
     """Return a warning if the threads of all ranks on a CPU must share cores."""
-    cores, used = available_threads(), machine.threads * ranks.local_size
+    cores = available_threads()
+    used = machine.threads * ranks.local_size
     if machine.device != "cpu" or used <= cores:
         return None
     fewer = max(1, cores // ranks.local_size)
@@ -302,7 +308,8 @@ def _disk_bytes(
     """Return the largest number of bytes that a run stores, and how many of these are not written
     yet; its synthetic text already is.
     """
-    train, run_dir = config.train, Path(config.run_dir)
+    train = config.train
+    run_dir = Path(config.run_dir)
     # in addition: the best, the average and the checkpoint being written
     checkpoints = max(train.keep_checkpoints, train.average_last) + 3
     if train.max_steps % train.valid_every:
@@ -378,7 +385,8 @@ def _measure_step(
         pairs = [(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()]
         widths = learner.machine.row_widths(config)
         batch = collate(pairs, IDS, next((w for w in widths if w >= lengths.max()), 0))
-        rows, width = len(batch.src), max(batch.src.shape[1], batch.tgt_in.shape[1])
+        rows = len(batch.src)
+        width = max(batch.src.shape[1], batch.tgt_in.shape[1])
         max_rows = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
         batch = batch.part(0, min(rows, max_rows))
         copies = 1 if has_gpu else learner.machine.workers  # one for each thread

@@ -77,10 +77,14 @@ class Checkpoints:
     """Saves and restores a learner's state and the loop's progress. Rank 0 reads and writes."""
 
     def __init__(self, session: Session, learner: Learner) -> None:
-        self.config, self.run, self.ranks = session.config, session.run, session.ranks
+        self.config = session.config
+        self.run = session.run
+        self.ranks = session.ranks
         self.vocabulary = session.prepared.tokenizer.proto
         self.settings = dump_config(session.config)  # made once for all checkpoints
-        self.learner, self.optimizer, self.average = learner, learner.optimizer, learner.average
+        self.learner = learner
+        self.optimizer = learner.optimizer
+        self.average = learner.average
         self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
         self._damaged: list[Path] = []  # newer checkpoints than the one that was resumed
 
@@ -138,7 +142,9 @@ class Checkpoints:
             self._load_initial()
             return None
         path, snapshot, trainer = newest
-        inner, weights, moments = path / layout.TRAINER, snapshot.weights, dict(trainer.moments)
+        inner = path / layout.TRAINER
+        weights = snapshot.weights
+        moments = dict(trainer.moments)
         if snapshot.tokenizer != self.vocabulary:
             raise UserError(f"{path}: has another vocabulary than this run; restore the run's own")
         advice = f"restore it, or remove {path} to resume from the checkpoint before it"
@@ -211,7 +217,8 @@ class Checkpoints:
         damaged: list[Path] = []
         for path in reversed(layout.named_checkpoints(self.run.checkpoints)):
             try:
-                trainer, snapshot = checkpoint.load_trainer(path), checkpoint.load(path)
+                trainer = checkpoint.load_trainer(path)
+                snapshot = checkpoint.load(path)
             except DamagedError as error:
                 damaged.append(path)
                 if len(damaged) <= 2:  # older ones are not damaged, but have no trainer/

@@ -14,7 +14,8 @@ Schedule = Callable[[int], float]
 
 def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
     """Return the function from a step, counted from 1, to its learning rate."""
-    warmup, decay = train.warmup_steps, DECAYS[train.schedule]
+    warmup = train.warmup_steps
+    decay = DECAYS[train.schedule]
     # equation 3 of the paper at the end of the warm-up
     peak = train.peak_lr or (train.lr_factor or 1.0) * math.sqrt(1 / (d_model * warmup))
 

@@ -168,7 +168,8 @@ def without_missing_text(config: Config, stop: Stop, *, timed: bool) -> Config:
     """Return the config without synthetic text that models have yet to make, and warn of that; if
     `timed`, translate some of it to forecast the time. Raises `UserError` if no text is left.
     """
-    run, missing = RunDirectory(Path(config.run_dir)), set[int]()
+    run = RunDirectory(Path(config.run_dir))
+    missing = set[int]()
     for number, entry in enumerate(config.data.train):
         if not entry.model or _find(config, run, number, stop) is not None:
             continue
@@ -199,7 +200,8 @@ class Synthesizer:
         entry = config.data.train[number]
         self.config, self.entry = config, entry
         self.stop, self.ranks = stop, ranks
-        self.number, self.key = number, f"data.train.{number}"
+        self.number = number
+        self.key = f"data.train.{number}"
         self.text = _given(entry)
         self.name = _name_of(self.text)
         self.device = device_of(config.train.device, ranks)
@@ -236,7 +238,8 @@ class Synthesizer:
         """
         src, tgt = self.config.data.languages(self.text)
         src, tgt = (tgt, src) if self.entry.synthetic_side == "src" else (src, tgt)
-        data, tag = model.data, self.entry.model_tag
+        data = model.data
+        tag = self.entry.model_tag
         if tag is not None and tag not in model.tags:
             raise RefusedError(
                 f"{self.key}.model_tag: {self.entry.model[0]} does not know the tag {tag}; "
@@ -272,9 +275,12 @@ class Synthesizer:
 
     def make(self, run: RunDirectory) -> SyntheticText:
         """Translate the shards that the cache lacks, and seal the pairs in the run."""
-        counts, scores, logged_at = Counter[str](), array("d"), time.monotonic()
+        counts = Counter[str]()
+        scores = array("d")
+        logged_at = time.monotonic()
         logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.entry.model))
-        shards, lines = enumerate(self._shards(counts)), self.scan.pairs
+        shards = enumerate(self._shards(counts))
+        lines = self.scan.pairs
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while given := list(islice(shards, self.ranks.size)):  # a shard for each rank
                 translated = self.ranks.gather(partial(self._own_shard, given), LineShard)
@@ -401,11 +407,14 @@ class Synthesizer:
 
     def describe_missing(self, timed: bool) -> str:
         """Describe the text to translate, its size and, if `timed`, the time that it takes."""
-        remaining, sample, size = 0, list[Pair](), 0
+        remaining = 0
+        sample = list[Pair]()
+        size = 0
         for number, pairs in enumerate(self._shards(Counter())):
             self.stop.check()
             if not (cache_directory() / self._name(number, pairs)).is_dir():
-                remaining, sample = remaining + len(pairs), sample or pairs[:TIMED]
+                remaining += len(pairs)
+                sample = sample or pairs[:TIMED]
             size += 2 * sum(len(given.encode()) for given, _ in pairs)
         if not remaining:
             return f"all of {self.name} is translated in the cache; training starts with it"

@@ -71,14 +71,19 @@ class Trainer:
     """
 
     def __init__(self, session: Session) -> None:
-        self.config, self.prepared, self.run_dir = session.config, session.prepared, session.run
-        self.stop, self.ranks = session.stop, session.ranks
+        self.config = session.config
+        self.prepared = session.prepared
+        self.run_dir = session.run
+        self.stop = session.stop
+        self.ranks = session.ranks
         config, tokenizer = session.config, session.prepared.tokenizer
         self.ids = SpecialIds.of(tokenizer)
         self.blocks = session.blocks
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
-        self.model, self.optimizer = self.learner.model, self.learner.optimizer
-        self.device, sums = self.learner.device, self.optimizer.sums.buffer
+        self.model = self.learner.model
+        self.optimizer = self.learner.optimizer
+        self.device = self.learner.device
+        sums = self.optimizer.sums.buffer
         self.spare = sums.new_empty(sums.shape if self.ranks.size > 1 else 0)  # received sums
         self.checkpoints = Checkpoints(session, self.learner)
         self.validation = Validation(session, self.checkpoints)
@@ -90,7 +95,9 @@ class Trainer:
 
     def _token_batches(self) -> TokenBatches:
         """Return the training stream, with what changes its pairs in each epoch."""
-        config, train, tokenizer = self.config, self.config.train, self.prepared.tokenizer
+        config = self.config
+        train = config.train
+        tokenizer = self.prepared.tokenizer
         sampler = augmenter = None
         if train.subword_sampling is not None:
             sampler = SubwordSampler(tokenizer, train.subword_sampling, config.data.max_length)
@@ -122,9 +129,11 @@ class Trainer:
 
     def _write_run_files(self) -> None:
         """Write the run's settings, hashes, vocabulary and status."""
-        tokenizer, run = self.prepared.tokenizer, self.run_dir
+        tokenizer = self.prepared.tokenizer
+        run = self.run_dir
         files.make_directory(run.checkpoints)
-        fingerprints, init_hash = self.prepared.fingerprints, self.checkpoints.init_hash
+        fingerprints = self.prepared.fingerprints
+        init_hash = self.checkpoints.init_hash
         run.write_provenance(self.config, fingerprints, self.ranks.size, init_hash)
         if not run.tokenizer.exists():  # after its hash, by which a changed vocabulary is refused
             run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
@@ -200,16 +209,19 @@ class Trainer:
 
     def take_step(self, stream: Iterator[MicroBatch]) -> tuple[Tensor, float]:
         """Take one optimizer step; return the gradient's norm and the learning rate."""
-        progress, step = self.progress, self.progress.step + 1
+        progress = self.progress
+        step = progress.step + 1
         planned = [next(stream) for _ in range(self.batches.step_batches)]
-        num_tokens, rate = sum(batch.num_tokens for batch in planned), self.rate(step)
+        num_tokens = sum(batch.num_tokens for batch in planned)
+        rate = self.rate(step)
         self._sum_gradients(planned, step, num_tokens)
         progress.sums += self.optimizer.losses
         norm = self.optimizer.update(rate, num_tokens, self.config.train.clip_norm)
         if self.learner.average is not None:
             self.optimizer.run_in_pool(self.learner.average.update, [step])
         progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
-        progress.step, progress.sum_tokens = step, progress.sum_tokens + num_tokens
+        progress.step = step
+        progress.sum_tokens += num_tokens
         self.recorded_tokens += num_tokens
         self.recorded_steps += 1
         return norm, rate
@@ -235,7 +247,8 @@ class Trainer:
             self.learner.sum_gradients(zip(batches, seeds, strict=True), len(indices))
 
     def _out_of_memory_message(self, planned: list[MicroBatch]) -> str:
-        rows, tokens = max(len(batch.indices) for batch in planned), self.config.train.max_tokens
+        rows = max(len(batch.indices) for batch in planned)
+        tokens = self.config.train.max_tokens
         return (
             f"step {self.progress.step + 1}: out of memory on micro-batches of up to {rows} pairs, "
             f"in up to {tokens} tokens with padding ({self.progress}); free memory and "
@@ -290,9 +303,11 @@ class Trainer:
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:
         """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""
-        progress, last_step = self.progress, self.config.train.max_steps
+        progress = self.progress
+        last_step = self.config.train.max_steps
         loss, nll, *divergence = (progress.sums / max(1, progress.sum_tokens)).tolist()
-        ppl, now = perplexity(nll), time.monotonic()
+        ppl = perplexity(nll)
+        now = time.monotonic()
         seconds = max(1e-9, now - self.recorded_at)
         record = {
             "step": progress.step,
@@ -322,7 +337,9 @@ class Trainer:
 
     def _restart_clock(self) -> None:
         """Restart the measurement of speed, which excludes loading and validation."""
-        self.recorded_tokens, self.recorded_steps, self.recorded_at = 0, 0, time.monotonic()
+        self.recorded_tokens = 0
+        self.recorded_steps = 0
+        self.recorded_at = time.monotonic()
 
     def _save(self) -> None:
         """Save a checkpoint of this step."""

@@ -34,7 +34,8 @@ from mtrain.translation.loading import LoadedModel, unpack
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
-SAMPLES, MAX_SAMPLE_LENGTH = 3, 300  # translations that each validation logs, and their columns
+SAMPLES = 3  # translations that each validation logs
+MAX_SAMPLE_LENGTH = 300  # columns of a sample
 
 
 class Validation:
@@ -43,9 +44,14 @@ class Validation:
     """
 
     def __init__(self, session: Session, checkpoints: Checkpoints) -> None:
-        self.config, self.prepared, self.run = session.config, session.prepared, session.run
-        self.stop, self.ranks, self.metric = session.stop, session.ranks, session.metric
-        self.checkpoints, self.learner = checkpoints, checkpoints.learner
+        self.config = session.config
+        self.prepared = session.prepared
+        self.run = session.run
+        self.stop = session.stop
+        self.ranks = session.ranks
+        self.metric = session.metric
+        self.checkpoints = checkpoints
+        self.learner = checkpoints.learner
         self.history = History.begin(session.config.train.metric)
 
     def resume(self, step: int) -> None:
@@ -81,7 +87,8 @@ class Validation:
         """Rebuild the lost history of a run that resumes at a step from `metrics.jsonl`; raises
         `UserError` if that lacks a validation.
         """
-        path, records = self.run.path / layout.BEST, self.run.metrics
+        path = self.run.path / layout.BEST
+        records = self.run.metrics
         with suppress(ValueError):
             history = History.of_records(self.config.train.metric, records.parse()[0])
             every = self.config.train.valid_every
@@ -130,8 +137,10 @@ class Validation:
                 model = build(model.shape, device)
             model.assign_weights(self.learner.weights)
             set_compute_dtype(model.to(device), dtype)
-        tokenizer, config, check = self.prepared.tokenizer, self.config, self.stop.check
-        return LoadedModel(model, tokenizer, config.decode, config, check_stop=check)
+        config = self.config
+        return LoadedModel(
+            model, self.prepared.tokenizer, config.decode, config, check_stop=self.stop.check
+        )
 
     def evaluate(
         self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
@@ -196,7 +205,9 @@ class Validation:
         """Log the end of a complete or stopped run: time, directory and best scores; if complete,
         also test scores, notes on them, and the next commands.
         """
-        path, history, last = self.run.path, self.history, self.config.train.max_steps
+        path = self.run.path
+        history = self.history
+        last = self.config.train.max_steps
         records = self.run.metrics.parse()[0]
         if state != "complete":  # count up to now: the last record may be many steps old
             records.append({"time": time.time()})
@@ -263,7 +274,8 @@ class Validation:
         """Average the last scheduled checkpoints and return their names; return none if there are
         too few, or if this average has been validated.
         """
-        directory, train = self.run.checkpoints, self.config.train
+        directory = self.run.checkpoints
+        train = self.config.train
         paths = checkpoint.last_scheduled(directory, step, train, train.average_last)
         intact = checkpoint.intact_suffix(paths)
         all_names, names = [path.name for path in paths], [path.name for path in intact]
@@ -327,7 +339,8 @@ class Validation:
         read = partial(checkpoint.load_or_name_intact, path)
         weights = load(self.ranks.from_rank_0(lambda: save(read().weights), bytes))
         snapshot = self.checkpoints.snapshot(weights)
-        device, check_stop = str(self.learner.device), self.stop.check
+        device = str(self.learner.device)
+        check_stop = self.stop.check
         return unpack(snapshot, path, {}, device=device, check_stop=check_stop)
 
 
