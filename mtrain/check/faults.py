@@ -100,7 +100,7 @@ _ESCAPED = re.compile(
     r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
     r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
 )
-_DIGIT = re.compile(r"\d")
+_NUMBER = re.compile(r"\d+")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # The parts of a word that was divided at the end of a line.
@@ -155,13 +155,28 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
 
 def _have_other_digits(source: str, target: str) -> bool:
     """Whether texts have equally many digits, but not the same ones. Their order may differ, as in
-    dates, and one side may spell out a number.
+    dates; one side may spell out a number, or count the hours of a day from 1 to 12 twice.
     """
-    digits = _DIGIT.findall(source), _DIGIT.findall(target)
-    if len(digits[0]) != len(digits[1]) or digits[0] == digits[1]:
+    src, tgt = _NUMBER.findall(source), _NUMBER.findall(target)
+    if src == tgt or sum(map(len, src)) != sum(map(len, tgt)):
         return False
-    src, tgt = (sorted(map(int, side)) for side in digits)
-    return src != tgt
+    if _sorted_digits(src) == _sorted_digits(tgt):
+        return False
+    src, tgt = list(map(_on_short_clock, src)), list(map(_on_short_clock, tgt))
+    return _sorted_digits(src) != _sorted_digits(tgt)
+
+
+def _sorted_digits(numbers: list[str]) -> list[int]:
+    return sorted(int(digit) for number in numbers for digit in number)
+
+
+def _on_short_clock(number: str) -> str:
+    """Return 10 for 22 and 00 for 12: 22:30 may be 10:30 p.m., and 00:30 may be 12:30 a.m. Return
+    numbers that are no hours from 12 to 23 as they are.
+    """
+    if len(number) == 2 and 12 <= int(number) < 24:
+        return f"{int(number) % 12:02}"
+    return number
 
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:

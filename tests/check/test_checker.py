@@ -249,6 +249,17 @@ def test_words_that_were_divided_at_the_end_of_a_line_are_named(folder: Folder) 
     assert places(report, "divided") == [("train.xb", 101)]
 
 
+def test_hours_of_different_clocks_are_no_different_numbers(folder: Folder) -> None:
+    times = [("10:30 p.m.", "22:30"), ("12:05 a.m.", "00:05"), ("11 p.m.", "\u06f2\u06f3")]
+    times += [("10 h", "21 h")]
+    for row, (src, tgt) in enumerate(times, 200):
+        folder.bytes["train.xa"][row] += b" " + src.encode()
+        folder.bytes["train.xb"][row] += b" " + tgt.encode()
+    report = folder.look()
+    assert kinds(report) == [("data.train.0", "digits")]
+    assert places(report, "digits") == [("train.xa", 204)]
+
+
 @pytest.mark.parametrize("language", ["he", "fa_Arab", "ru"])
 def test_direction_marks_are_normal_in_any_text_of_a_language_from_right_to_left(
     folder: Folder, language: str
