@@ -243,10 +243,11 @@ def test_words_that_were_divided_at_the_end_of_a_line_are_named(folder: Folder) 
     first, second = (word.encode() for word in RIGHT[:2])
     lines = folder.bytes["train.xb"]
     lines[100] += b" " + first[:4].title() + b"- " + first[4:]
+    lines[105] += b" ab- " + first[:4] + b"- " + first[4:]
     lines[110] += b" " + first + b"- und " + second + b"- " + first  # parts of compounds
     report = folder.look()
     assert kinds(report) == [("data.train.0", "divided")]
-    assert places(report, "divided") == [("train.xb", 101)]
+    assert places(report, "divided") == [("train.xb", 101), ("train.xb", 106)]
 
 
 def test_hours_of_different_clocks_are_no_different_numbers(folder: Folder) -> None:
