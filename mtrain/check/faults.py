@@ -83,7 +83,7 @@ _TAG = (
     r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
 )
 _MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
-_SUBWORD_MARKS = re.compile(rf"{SUBWORDS.pattern}|<unk>|\[UNK\]|⁇")
+_SUBWORD_MARKS = re.compile(rf"{SUBWORDS.pattern}|<(?:unk|UNK)>|\[UNK\]|⁇")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")

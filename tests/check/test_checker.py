@@ -187,7 +187,7 @@ ODD_TEXT = {
     ],
     "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
     "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
-    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " [UNK] ", " ⁇ ", " ##ing"],
+    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " <UNK> ", " [UNK] ", " ⁇ ", " ##ing"],
     "decomposed": [" cafe\u0301 "],
     "presentation": [" \ufb01n ", " \ufe8d\ufee0 ", " \ufefb "],
     "mixed_word": [" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "],
