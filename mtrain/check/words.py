@@ -151,9 +151,12 @@ class Characters:
             return
         script = script_of(char)
         is_triple = script in TRIPLE_SCRIPTS
-        self.form[code] = TRIPLE if is_triple else RUN
         if script in SINGLE_SCRIPTS:
             self.form[code] = SINGLE
+        elif is_triple:
+            self.form[code] = TRIPLE
+        else:
+            self.form[code] = RUN
         if len(char.lower()) == 1:
             self.lower[code] = ord(char.lower())
         is_counted = category[0] == "L" or is_triple

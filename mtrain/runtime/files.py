@@ -47,9 +47,12 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def _refusal(path: Path, kind: str = "regular file") -> OSError:
-    what = "a folder" if path.is_dir() else f"not a {kind}"
     if path.is_symlink():
         what = "a link"
+    elif path.is_dir():
+        what = "a folder"
+    else:
+        what = f"not a {kind}"
     return OSError(errno.EINVAL, f"{what}, where mtrain needs a {kind}; move it away", str(path))
 
 
