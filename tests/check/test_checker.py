@@ -200,7 +200,7 @@ def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
     for side, name in enumerate(("train.xa", "train.xb")):
         lines = folder.bytes[name]
         for number, (kind, text) in enumerate([*plants, ("encoding", b"\xff")]):
-            row = 100 + 50 * number + 20 * side
+            row = 100 + 45 * number + 20 * side
             lines[row] = lines[row][:6] + text + lines[row][6:]
             planted.setdefault(kind, set()).add((name, row + 1))
     lines[3] += b"\r"
