@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -120,7 +121,8 @@ def mutate_tree(rng: Random, tree: Any) -> Any:
         elif deed == 3 and isinstance(holder[key], str):
             holder[key] += odd_text(rng)
         elif deed == 3 and isinstance(holder[key], int | float):
-            holder[key] = rng.choice((-1, 1000, 0.5)) * holder[key]
+            with suppress(OverflowError):  # an odd integer may be too large for a float
+                holder[key] = rng.choice((-1, 1000, 0.5)) * holder[key]
         else:
             holder[key] = odd_value(rng)
     return tree
