@@ -117,8 +117,7 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
     are translations (0 for pairs with another finding), and whether each pair was reported as not
     looking like a translation.
     """
-    _find_text_faults(chunk)
-    _find_divided_words(chunk, profile)
+    _find_text_faults(chunk, profile)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
     lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
     for side in (0, 1):
@@ -309,36 +308,22 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
     return is_long
 
 
-def _find_text_faults(chunk: Chunk) -> None:
+def _find_text_faults(chunk: Chunk, profile: Profile) -> None:
     """Report faults of single texts."""
     for side, texts in enumerate(chunk.texts):
         is_rtl = text_direction(chunk.findings.languages[side]) == "rtl"
         first: dict[str, NDArray[np.int64]] = {}  # position of each kind in each text, or -1
         for row, text in enumerate(texts):
-            for kind, position in _faults(text, is_rtl=is_rtl):
+            for kind, position in _faults(text, side, profile, is_rtl=is_rtl):
                 if position is not None:
                     first.setdefault(kind, np.full(len(texts), -1))[row] = position
         for kind, positions in first.items():
             chunk.report(kind, positions >= 0, side, positions=positions)
 
 
-def _find_divided_words(chunk: Chunk, profile: Profile) -> None:
-    """Report texts with a word that is divided by a hyphen and a space. The joined word must not
-    be rarer than its second part: "und" in "Vor- und Nachteile" is a word of its own.
-    """
-    for side, texts in enumerate(chunk.texts):
-        positions = np.full(len(texts), -1)
-        for row, text in enumerate(texts):
-            for match in _DIVIDED.finditer(text) if "- " in text else ():
-                counts = profile.word_counts[side]
-                joined = counts[(match[1] + match[2]).lower()]
-                if joined and joined >= counts[match[2]]:
-                    positions[row] = match.start()
-                    break
-        chunk.report("divided", positions >= 0, side, positions=positions)
-
-
-def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
+def _faults(
+    text: str, side: int, profile: Profile, *, is_rtl: bool
+) -> Iterator[tuple[str, int | None]]:
     """Yield kinds of faults, and the position of the first of each in a text, or None. `is_rtl`:
     whether the language runs from right to left.
     """
@@ -354,6 +339,8 @@ def _faults(text: str, *, is_rtl: bool) -> Iterator[tuple[str, int | None]]:
         yield "mixed_word", _find(_MIXED_WORD, words)
     if "\\" in text or "=" in text or "%" in text or "+" in text:
         yield "escaped", _find(_ESCAPED, text)
+    if "- " in text:
+        yield "divided", _find_divided_word(text, side, profile)
     if "<" in text or "&" in text:
         yield "markup", _find(_MARKUP, text)
     if any(mark in text for mark in "@#▁￭<[⁇"):
@@ -381,6 +368,18 @@ def _invisible(text: str, *, is_rtl: bool) -> "regex.Pattern[str]":
 def _find(pattern: "re.Pattern[str] | regex.Pattern[str]", text: str) -> int | None:
     match = pattern.search(text)
     return match.start() if match else None
+
+
+def _find_divided_word(text: str, side: int, profile: Profile) -> int | None:
+    """Find a word that is divided by a hyphen and a space. The joined word must not be rarer than
+    its second part: "und" in "Vor- und Nachteile" is a word of its own.
+    """
+    for match in _DIVIDED.finditer(text):
+        counts = profile.word_counts[side]
+        joined = counts[(match[1] + match[2]).lower()]
+        if joined and joined >= counts[match[2]]:
+            return match.start()
+    return None
 
 
 def _find_mojibake(text: str, words: str) -> int | None:

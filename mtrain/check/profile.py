@@ -20,9 +20,9 @@ from mtrain.corpus.accents import lost_accents
 from mtrain.corpus.additions import additions
 from mtrain.corpus.language_identification import (
     ThirdLanguage,
+    count_words,
     lacks_frequent_words,
     other_language,
-    words_of,
 )
 from mtrain.corpus.lines import shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
@@ -162,9 +162,7 @@ class Profile:
     def word_counts(self) -> list[Counter[str]]:
         """The number of source texts, and of target texts, with each word in lower case."""
         return [
-            Counter(
-                word for part in self.sample for text in part.texts[side] for word in words_of(text)
-            )
+            count_words(text for part in self.sample for text in part.texts[side])
             for side in (0, 1)
         ]
 

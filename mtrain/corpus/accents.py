@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from mtrain.config.languages import FREQUENT, language_code
-from mtrain.corpus.language_identification import words_of
+from mtrain.corpus.language_identification import count_words
 
 SAMPLE = 10_000  # texts, about, that are looked at
 MIN_COUNT = 10  # texts with a word
@@ -29,7 +29,7 @@ def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
     "fur for für"; 0 if there are few words with accents, as in English.
     """
     sample = texts[:: max(1, len(texts) // SAMPLE)]
-    counts = Counter(word for text in sample for word in words_of(text))
+    counts = count_words(sample)
     known = {word for word in FREQUENT.get(language_code(language), set()) if len(word) > 2}
     results = [_lost(counts, known, spell) for spell in (_without_accents, _in_digraphs, _dropped)]
     return max(results)

@@ -6,7 +6,8 @@ preposition.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from unicodedata import normalize
 
 import numpy as np
@@ -47,6 +48,11 @@ def words_of(text: str) -> set[str]:
     return set(_WORD.findall(text.lower()))
 
 
+def count_words(texts: Iterable[str]) -> Counter[str]:
+    """Return the number of texts with each word, as `words_of` finds them."""
+    return Counter(chain.from_iterable(map(words_of, texts)))
+
+
 class ThirdLanguage:
     """Finds texts of a side that are in the language of neither side, by frequent words.
 
@@ -55,7 +61,7 @@ class ThirdLanguage:
 
     def __init__(self, usual: Sequence[str], language: str, other: str) -> None:
         sample = usual[:: max(1, len(usual) // SIDE_SAMPLE)]
-        counts = Counter(word for text in sample for word in words_of(text))
+        counts = count_words(sample)
         least = USUAL * len(sample)
         self.own = _words(language) | {word for word, count in counts.items() if count > least}
         self.other = _words(other)

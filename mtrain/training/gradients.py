@@ -255,7 +255,7 @@ class ThreadedGradients:
             self._allocate(max_sums(count, len(slices), len(self.computes)))
             tree = SumTree(len(slices), self.free.put, partial(step_tree.add, number))
             for index, part in enumerate(slices):
-                is_leftmost = number == index == 0  # the part that all others are added to
+                is_leftmost = number == 0 and index == 0  # the part that all others are added to
                 sums = self.sums[0] if is_leftmost else self.free.get()
                 if sums is None or self.has_ended:
                     return
