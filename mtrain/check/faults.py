@@ -105,7 +105,7 @@ _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # The parts of a word that was divided at the end of a line. A match starts where a word does: else
 # this would take quadratic time in the length of a word, such as a Chinese text.
-_DIVIDED = regex.compile(r"(?<!\p{L})(\p{L}{2,})- (?=(\p{Ll}{3,}))")
+_DIVIDED = regex.compile(r"(?<!\p{L})(\p{L}{2,})[-\u2010] (?=(\p{Ll}{3,}))")
 # A dash, a bullet, a time or a number of a list at the start of a text.
 _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
@@ -339,7 +339,7 @@ def _faults(
         yield "mixed_word", _find(_MIXED_WORD, words)
     if "\\" in text or "=" in text or "%" in text or "+" in text:
         yield "escaped", _find(_ESCAPED, text)
-    if "- " in text:
+    if "- " in text or "\u2010 " in text:
         yield "divided", _find_divided_word(text, side, profile)
     if "<" in text or "&" in text:
         yield "markup", _find(_MARKUP, text)

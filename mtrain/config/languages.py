@@ -66,5 +66,5 @@ def language_error(language: str) -> str | None:
     cutoff = 0.75 if len(word) > 3 else 1.0
     near = get_close_matches(word, names, n=1, cutoff=cutoff)
     meant = names[near[0]] if near else ""
-    advice = f"did you mean {meant}?" if meant else "write one such as en or zh-TW"
+    advice = f"did you mean {meant}?" if meant else "write a code such as en or zh-TW"
     return f"{language}: not known as a language code (ISO 639); {advice}"

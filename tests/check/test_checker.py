@@ -243,7 +243,7 @@ def test_words_that_were_divided_at_the_end_of_a_line_are_named(folder: Folder) 
     first, second = (word.encode() for word in RIGHT[:2])
     lines = folder.bytes["train.xb"]
     lines[100] += b" " + first[:4].title() + b"- " + first[4:]
-    lines[105] += b" ab- " + first[:4] + b"- " + first[4:]
+    lines[105] += b" ab- " + first[:4] + "\u2010 ".encode() + first[4:]
     lines[110] += b" " + first + b"- und " + second + b"- " + first  # parts of compounds
     report = folder.look()
     assert kinds(report) == [("data.train.0", "divided")]

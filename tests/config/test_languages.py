@@ -39,7 +39,7 @@ def test_the_code_that_is_meant_is_named(text: str, meant: str) -> None:
 
 def test_no_code_is_guessed_from_nothing() -> None:
     for text in ("xx", "src", "x", "12", "français", "klingon-x"):
-        assert str(language_error(text)).endswith("; write one such as en or zh-TW")
+        assert str(language_error(text)).endswith("; write a code such as en or zh-TW")
     assert all(meant == "" or not language_error(meant) for meant in MISTAKES.values())
 
 
