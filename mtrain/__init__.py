@@ -43,7 +43,7 @@ def load(
     """
     from pathlib import Path
 
-    from mtrain.runtime.errors import RefusedError
+    from mtrain.runtime.errors import RefusedError, as_user_error
     from mtrain.translation import api, loading  # these load torch, which takes seconds
 
     if not paths:
@@ -51,7 +51,10 @@ def load(
     if not all(isinstance(path, str | PathLike) for path in paths):
         raise RefusedError("mtrain.load: expected paths, as in load(a, b) for an ensemble")
     expanded = [Path(expanduser(path)) for path in paths]
-    return api.Model(loading.load(*expanded, device=str(device), precision=precision))
+    try:
+        return api.Model(loading.load(*expanded, device=str(device), precision=precision))
+    except OSError as error:
+        raise as_user_error(error) from None
 
 
 def __getattr__(name: str) -> Any:

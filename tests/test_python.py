@@ -105,6 +105,7 @@ def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -
     [
         (lambda model: mtrain.load(), "needs a run or checkpoint directory"),
         (lambda model: mtrain.load("no/where"), "no/where"),
+        (lambda model: mtrain.load(300 * "x"), "File name too long"),
         (lambda model: mtrain.load("~no_such_user/run"), "~no_such_user/run: no such directory"),
         (lambda model: model.translate(["a"], beam_size=0), "^beam_size 0"),
         (lambda model: model.translate(["a"], n_best=5, beam_size=2), "use beam_size 5 or more"),

@@ -13,6 +13,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.outputs import refuse_overwriting, write_output
 
 if TYPE_CHECKING:
+    from mtrain.config.schema import Config
     from mtrain.translation.translator import Translator
 
 
@@ -62,7 +63,7 @@ def evaluate(
         with opening.open_translator(model or [], device, precision, **decode) as translator:
             tgt_lang = tgt_lang or translator.loaded.tgt_lang
             if not is_given:
-                tokenize = translator.loaded.config.data.bleu_tokenize
+                tokenize = _tokenizer_of(translator.loaded.config)
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
             hypotheses = _translate(translator, sources, references, output)
         if not translator.ranks.is_rank_0:
@@ -77,6 +78,21 @@ def evaluate(
     print_text(*map(str, scores.values()))
     for note in notes:
         log.logger.warning("%s", note)
+
+
+def _tokenizer_of(config: "Config") -> str | None:
+    """Return the tokenizer that a model's config names, if any. Refuse one that sacreBLEU would
+    download: the model may be from somebody else.
+    """
+    from mtrain.config.languages import FETCHED
+
+    tokenize = config.data.bleu_tokenize
+    if tokenize in FETCHED:
+        raise RefusedError(
+            f"data.bleu_tokenize of the model: {tokenize}: sacreBLEU downloads this tokenizer; add "
+            f"--tokenize {tokenize} to allow it, or choose another one"
+        )
+    return tokenize
 
 
 def _read_run_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:

@@ -4,7 +4,7 @@ import json
 import re
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 _TABLES = json.loads(Path(__file__).with_name("languages.json").read_text("utf-8"))
 NAMES: dict[str, str] = _TABLES["names"]  # by ISO 639-1, and by some other codes in use
@@ -26,6 +26,7 @@ _Local = Literal["none", "zh", "13a", "intl", "char", "ja-mecab", "ko-mecab"]
 # sacreBLEU downloads the models of these.
 _Fetched = Literal["spm", "flores101", "flores200", "spBLEU-1K"]
 Tokenizer = Literal[_Local, _Fetched]
+FETCHED: tuple[str, ...] = get_args(_Fetched)
 TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 # Languages without spaces between words, except Chinese and Japanese: sacreBLEU can only split them

@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import lzma
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,7 +15,7 @@ from mtrain.config.corpora import HubCorpus
 from mtrain.corpus.lines import Reading
 from mtrain.corpus.parquet import ROWS
 from mtrain.corpus.tables import TextRow, rows_of_batches, texts_of
-from mtrain.runtime.errors import UserError, first_line
+from mtrain.runtime.errors import UserError, first_line, printable
 
 _READERS = "datasets.packaged_modules"
 # Suffixes of files and the readers of the library datasets for them.
@@ -63,8 +65,17 @@ def _load_dataset(corpus: HubCorpus, root: Path) -> Any:
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # their warnings quote the card
         logging.getLogger(library).setLevel(logging.ERROR)
+        for handler in logging.getLogger(library).handlers:
+            handler.addFilter(_spell_out)
     load = _load_directory if (root / corpus.dataset).is_dir() else _load_from_hub
     return load(corpus, root, {"split": corpus.split, "streaming": corpus.streaming})
+
+
+def _spell_out(record: logging.LogRecord) -> bool:
+    """Make a message of the library printable: it may quote the name of a file."""
+    record.msg = printable(record.getMessage())
+    record.args = None
+    return True
 
 
 def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
@@ -159,15 +170,17 @@ def _loading(name: str) -> Iterator[None]:
     from datasets.exceptions import DatasetsError
     from pandas.errors import ParserError
 
-    # errors of a malformed dataset card
+    # errors of a malformed dataset card, and of packed files that are cut or damaged
     card_errors = (AttributeError, LookupError, TypeError, ValueError)
+    file_errors = (EOFError, OSError, StopIteration, zlib.error, lzma.LZMAError)
     try:
         yield
-    except (*card_errors, OSError, RuntimeError, ImportError, DatasetsError) as error:
+    except (*card_errors, *file_errors, RuntimeError, ImportError, DatasetsError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         advice = ""
         if isinstance(cause, OSError) and cause.errno in _UNWRITABLE:
             advice = "; if that is the cache of datasets, set HF_HOME to another directory"
         elif isinstance(cause, ParserError):
             advice = f"; {_QUOTE}"
-        raise UserError(f"{name}: cannot load: {first_line(cause)}{advice}") from None
+        reason = "a file is empty" if isinstance(cause, StopIteration) else first_line(cause)
+        raise UserError(f"{name}: cannot load: {reason}{advice}") from None

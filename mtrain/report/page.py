@@ -198,12 +198,15 @@ def check_text(report: Report) -> list[Findings]:
     settings: dict[str, object] = {"path": None}
     if (vocabulary := reader.read_vocabulary(path)) is not None:
         settings |= Tokenizer(vocabulary, str(path / layout.TOKENIZER)).settings
-    changes = {
+    changes: dict[str, object] = {
         "run_dir": str(path),
         "tokenizer": config.tokenizer.model_copy(update=settings),
         "train": config.train.model_copy(update={"init_from": None}),
     }
-    config = with_synthetic_text(config, path).model_copy(update=changes)
+    config = with_synthetic_text(config, path)
+    # sacreBLEU would download the model of some tokenizers
+    data = config.data.model_copy(update={"bleu_tokenize": None})
+    config = config.model_copy(update={**changes, "data": data})
     return diagnose(config, Stop(), examples=MAX_EXAMPLES, with_forecast=False, timed=False).corpora
 
 

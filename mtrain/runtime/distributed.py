@@ -270,6 +270,8 @@ def find_ranks(environ: Mapping[str, str]) -> Ranks:
         return Ranks()
     try:
         rank, size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        if not 0 <= rank < size:
+            raise ValueError(f"RANK is {rank}, but WORLD_SIZE {size}")
         local_rank = int(environ.get("LOCAL_RANK", "0"))
         return Ranks(rank, size, local_rank, int(environ.get("LOCAL_WORLD_SIZE", "1")))
     except ValueError as error:

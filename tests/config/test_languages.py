@@ -14,6 +14,7 @@ from mtrain.config.changes import fixed_changes
 from mtrain.config.languages import MISTAKES, NAMES, Tokenizer, language_error, tokenizer_for
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import SCRIPTS
+from mtrain.runs import manifest
 
 CODES = "de deu ger zh-CN zh_TW zh-Hant-TW sr-Latn deu_Latn es-419 EN pt-br kau haw iw"
 
@@ -85,6 +86,13 @@ def test_a_named_tokenizer_stands_for_any_language_and_may_not_change(
         for text in (["--on", "held_out"], files):
             done = run_mtrain("eval", "-m", run, *text, *options, "--json")
             assert f"|tok:{name}|" in json.loads(done.stdout)["bleu"]["signature"]
+    checkpoint = run / "checkpoints/step-00000004"
+    settings = checkpoint / "config.yaml"
+    settings.write_text(settings.read_text().replace("tokenize: char", "tokenize: spm"))
+    manifest.seal(checkpoint)
+    done = run_mtrain("eval", "-m", checkpoint, *files)
+    assert done.returncode == 2
+    assert "sacreBLEU downloads this tokenizer; add --tokenize" in done.stderr
 
 
 def test_the_tokenizer_of_the_language_may_be_named_later(tiny_config: TinyConfig) -> None:

@@ -692,6 +692,26 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "dataset lines train: cannot load: " in error_of(corpus, root=tmp_path)
     (tmp_path / "lines" / "train.jsonl").write_text('{"de": "a", "de": "b"}\n', encoding="utf-8")
     assert "was specified twice" in error_of(corpus, root=tmp_path)
+    (tmp_path / "lines" / "train.jsonl").write_bytes(b"")
+    assert "cannot load: a file is empty" in error_of(corpus, root=tmp_path)
+
+
+def test_a_dataset_of_a_packed_file_that_is_cut_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cut").mkdir()
+    data = gzip.compress(b'{"de": "a", "en": "b"}\n' * 3)
+    (tmp_path / "cut" / "train.jsonl.gz").write_bytes(data[:-9])
+    corpus = HubCorpus(dataset="cut", split="train", src="de", tgt="en")
+    assert "dataset cut train: cannot load: Compressed file" in error_of(corpus, root=tmp_path)
+
+
+def test_messages_of_the_library_datasets_are_printable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "\x1b[2Jtrain.jsonl").write_text("no JSON\n")
+    corpus = HubCorpus(dataset="set", split="train", src="de", tgt="en")
+    assert "cannot load" in error_of(corpus, root=tmp_path)
+    assert "\x1b" not in capsys.readouterr().err
 
 
 def test_a_cache_of_datasets_that_cannot_be_written_is_named_with_its_variable(

@@ -401,13 +401,17 @@ def test_a_corpus_that_is_not_the_run_s_text_is_not_on_the_page(
     assert SECRET not in page
 
 
-def test_the_check_reads_no_other_vocabulary_than_the_run_s(copy: Path) -> None:
+def test_the_check_reads_no_other_vocabulary_than_the_run_s(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A config may name any file as a vocabulary, or a pipe that nobody writes to."""
     os.mkfifo(copy.parent / "pipe")
     settings = yaml.safe_load((copy / "config.yaml").read_text())
     settings["tokenizer"]["path"] = settings["train"]["init_from"] = str(copy.parent / "pipe")
     # what describes a new vocabulary does not count if there is a path
     settings["tokenizer"] |= {"model_type": "unigram", "normalization": "nfkc"}
+    settings["data"]["bleu_tokenize"] = "flores200"  # which would be downloaded
+    monkeypatch.setattr("urllib.request.urlopen", None)
     (copy / "config.yaml").write_text(yaml.safe_dump(settings))
     assert report.NOT_CHECKED not in report.make_page(copy, [])
 

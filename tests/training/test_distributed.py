@@ -360,6 +360,9 @@ def test_torchrun_starts_several_processes_and_anything_one(
     for name in TORCHRUN:
         with pytest.raises(RefusedError, match="torchrun's environment variables"):
             find_ranks({**TORCHRUN, name: "x"})
+    for rank in ("-1", "8"):
+        with pytest.raises(RefusedError, match=f"RANK is {rank}, but WORLD_SIZE 8"):
+            find_ranks({**TORCHRUN, "RANK": rank})
 
 
 @pytest.mark.parametrize(
