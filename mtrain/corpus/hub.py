@@ -1,6 +1,7 @@
 """Read pairs from Hugging Face datasets: of the hub, or local folders."""
 
 import errno
+import glob
 import logging
 import lzma
 import zlib
@@ -84,10 +85,12 @@ def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> A
 
     name = corpus.dataset
     reader, files = _reader_and_files((root / name / (corpus.name or "")).absolute())
+    # the library reads names of files as patterns
+    patterns = {split: list(map(glob.escape, paths)) for split, paths in files.items()}
     if reader != "csv":
-        return load_dataset(reader, data_files=files, **options)
+        return load_dataset(reader, data_files=patterns, **options)
     options |= _local_csv_options(chain.from_iterable(files.values()))
-    dataset = load_dataset(reader, data_files=files, **options)
+    dataset = load_dataset(reader, data_files=patterns, **options)
     # a streamed dataset has no column names until a row is read
     if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
         raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
@@ -149,7 +152,8 @@ def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
     """
     import datasets
 
-    files = datasets.load_dataset_builder("text", data_dir=str(directory)).config.data_files
+    pattern = glob.escape(str(directory))
+    files = datasets.load_dataset_builder("text", data_dir=pattern).config.data_files
     by_reader: dict[str, dict[str, list[str]]] = {}  # reader -> split -> files
     for split, paths in files.items():
         for path in paths:

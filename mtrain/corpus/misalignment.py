@@ -46,21 +46,23 @@ class IndexedPairs(Protocol):
 def misalignment_warnings(corpus: IndexedPairs) -> Iterator[str]:
     """Yield warnings about a corpus; time and memory do not grow with its size."""
     windows = list(windows_of(len(corpus)))
-    starts = _unrelated(windows, [corpus.lengths_of(start, stop) for start, stop in windows])
-    if len(starts) > len(windows) / 2:
+    unrelated = _unrelated(windows, [corpus.lengths_of(start, stop) for start, stop in windows])
+    if len(unrelated) > len(windows) / 2:
         yield UNRELATED
-    elif starts:
+    elif unrelated:
         yield (
-            f"the lengths of the sides do not correlate near pair {starts[0] + 1:,} "
-            f"({len(starts):,} of {len(windows):,} windows): are lines shifted there?"
+            f"the lengths of the sides do not correlate near pair {unrelated[0][0] + 1:,} "
+            f"({len(unrelated):,} of {len(windows):,} windows): are lines shifted there?"
         )
     equal = [corpus.equal_sides(start, stop).mean() for start, stop in windows]
     if equal and (fraction := float(np.mean(equal))) > MAX_EQUAL:
         yield f"{fraction:.0%} of the pairs have the same text on both sides"
 
 
-def unrelated_windows(lengths: NDArray[np.int64]) -> list[int]:
-    """Return the starts of the windows in which the lengths, shape (pairs, 2), do not correlate."""
+def unrelated_windows(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return the start and stop of each window in which the lengths, shape (pairs, 2), do not
+    correlate.
+    """
     windows = list(windows_of(len(lengths)))
     return _unrelated(windows, [lengths[start:stop] for start, stop in windows])
 
@@ -75,17 +77,19 @@ def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + size, pairs)
 
 
-def _unrelated(windows: list[tuple[int, int]], lengths: list[NDArray[np.int64]]) -> list[int]:
-    """Return the starts of the windows whose lengths, each of shape (pairs, 2), vary on both sides
-    but do not correlate. In text sorted by length, a window varies far less than the corpus.
+def _unrelated(
+    windows: list[tuple[int, int]], lengths: list[NDArray[np.int64]]
+) -> list[tuple[int, int]]:
+    """Return the windows whose lengths, each of shape (pairs, 2), vary on both sides but do not
+    correlate. In text sorted by length, a window varies far less than the corpus.
     """
     if not windows:
         return []
     logs = [np.log1p(window) for window in lengths]
     least = np.maximum(MIN_SPREAD, MIN_RELATIVE_SPREAD * np.concatenate(logs).std(axis=0))
     return [
-        start
-        for (start, _), sides in zip(windows, logs, strict=True)
+        window
+        for window, sides in zip(windows, logs, strict=True)
         if (sides.std(axis=0) >= least).all() and not _is_related(sides)
     ]
 

@@ -326,7 +326,8 @@ class Preparation:
             level = logging.WARNING if is_suspicious else logging.INFO
             logger.log(level, "train: %s: %s", reason, f"{count:,}")
         if not len(store):
-            most = max(store.counts, key=lambda reason: store.counts[reason], default="no pairs")
+            reasons = [reason for reason in store.counts if reason.startswith(DROPPED)]
+            most = max(reasons, key=lambda reason: store.counts[reason], default="no pairs")
             advice = "change the text, data.max_length or filter"
             raise UserError(f"data.train: no pair is left to train on ({most}); {advice}")
         if sum((part.stop - part.start) * part.weight for part in store.ranges) < 1:

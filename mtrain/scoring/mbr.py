@@ -20,7 +20,8 @@ def min_risk_index(texts: Sequence[str], scores: Sequence[float]) -> int:
     texts, the one with the best score is chosen.
     """
     distinct = sorted(set(texts))
-    indices = np.searchsorted(distinct, texts)
+    index_of = {text: index for index, text in enumerate(distinct)}
+    indices = np.array([index_of[text] for text in texts])
     chrf = pairwise_chrf(distinct)
     # a text is not its own reference
     totals = chrf @ np.bincount(indices) - chrf.diagonal()

@@ -16,7 +16,7 @@ import numpy as np
 
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
-from mtrain.corpus.misalignment import WINDOW, unrelated_windows
+from mtrain.corpus.misalignment import unrelated_windows
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import cut_to_width
 
@@ -235,11 +235,11 @@ def _unrelated_lengths(lines: list[Line]) -> Iterator[Note]:
     lengths = np.array([len(line.text) for line in lines])
     ref_lengths = np.array([list(map(len, line.references)) for line in lines]).T
     windows = [set(unrelated_windows(np.stack((lengths, ref), 1))) for ref in ref_lengths]
-    starts = sorted(set.intersection(*windows)) if windows else []
-    if starts:
+    unrelated = sorted(set.intersection(*windows)) if windows else []
+    if unrelated:
         what = "lengths that do not correlate with the references'"
-        count = min(len(lines), WINDOW * len(starts))
-        first = [start + 1 for start in starts[:MAX_NAMED]]
+        count = len(set(chain(*(range(*window) for window in unrelated))))
+        first = [start + 1 for start, _ in unrelated[:MAX_NAMED]]
         advice = "check that both files have the same lines in the same order"
         yield Note("order", what, count, len(lines), first, advice)
 

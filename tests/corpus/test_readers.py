@@ -696,6 +696,20 @@ def test_a_row_that_is_not_text_and_a_damaged_dataset_are_named(tmp_path: Path) 
     assert "cannot load: a file is empty" in error_of(corpus, root=tmp_path)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("line", ['{"de": "DE", "en": "EN"}\n', "de,en\nDE,EN\n"])
+def test_the_name_of_a_dataset_folder_is_no_pattern(
+    tmp_path: Path, line: str, streaming: bool
+) -> None:
+    suffix = "jsonl" if line.startswith("{") else "csv"
+    for folder, text in (("set1", "wrong"), ("set[1]", "right")):
+        (tmp_path / folder).mkdir()
+        lines = line.replace("DE", text).replace("EN", text.upper())
+        (tmp_path / folder / f"train.{suffix}").write_text(lines)
+    corpus = HubCorpus(dataset="set[1]", split="train", src="de", tgt="en", streaming=streaming)
+    assert read(corpus, root=tmp_path)[0] == [("right", "RIGHT")]
+
+
 def test_a_dataset_of_a_packed_file_that_is_cut_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut").mkdir()
     data = gzip.compress(b'{"de": "a", "en": "b"}\n' * 3)

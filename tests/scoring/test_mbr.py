@@ -40,3 +40,4 @@ def test_the_choice_is_the_best_mean_against_the_others(pairs: list[tuple[str, f
 def test_equal_texts_support_each_other() -> None:
     assert min_risk_index(["a red bicycle", "the dog", "the dog"], [-0.1, -3.0, -2.0]) == 2
     assert min_risk_index(["alone"], [-1.0]) == 0
+    assert min_risk_index(["a", "a\0"], [-2.0, -1.0]) == 1  # numpy's strings would be the same
