@@ -193,20 +193,20 @@ def check_text(report: Report) -> list[Findings]:
     """
     for key in report.run.corpora:
         sets.check_known(report.run, key)
+    path = report.run.path
+    config = with_synthetic_text(report.config, path)
     # read only the run's own vocabulary: the config may name any file of this machine
-    config, path = report.config, report.run.path
     settings: dict[str, object] = {"path": None}
     if (vocabulary := reader.read_vocabulary(path)) is not None:
         settings |= Tokenizer(vocabulary, str(path / layout.TOKENIZER)).settings
-    changes: dict[str, object] = {
+    changes = {
         "run_dir": str(path),
+        # sacreBLEU would download the models of some tokenizers
+        "data": config.data.model_copy(update={"bleu_tokenize": None}),
         "tokenizer": config.tokenizer.model_copy(update=settings),
         "train": config.train.model_copy(update={"init_from": None}),
     }
-    config = with_synthetic_text(config, path)
-    # sacreBLEU would download the model of some tokenizers
-    data = config.data.model_copy(update={"bleu_tokenize": None})
-    config = config.model_copy(update={**changes, "data": data})
+    config = config.model_copy(update=changes)
     return diagnose(config, Stop(), examples=MAX_EXAMPLES, with_forecast=False, timed=False).corpora
 
 

@@ -238,7 +238,7 @@ def _unrelated_lengths(lines: list[Line]) -> Iterator[Note]:
     unrelated = sorted(set.intersection(*windows)) if windows else []
     if unrelated:
         what = "lengths that do not correlate with the references'"
-        count = len(set(chain(*(range(*window) for window in unrelated))))
+        count = len({line for window in unrelated for line in range(*window)})  # they may overlap
         first = [start + 1 for start, _ in unrelated[:MAX_NAMED]]
         advice = "check that both files have the same lines in the same order"
         yield Note("order", what, count, len(lines), first, advice)

@@ -341,7 +341,7 @@ class Job:
 def _torchrun_launch() -> Launch | None:
     """Return this start of a job by torchrun; None if torchrun did not start this process."""
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    if not restarts.isdecimal() or len(restarts) > 9:
+    if not restarts.isdecimal() or len(restarts) > 9:  # torchrun counts to no such number
         return None
     # a directory that torchrun makes for each job, and keeps over restarts
     directory = os.environ.get("TORCHELASTIC_ERROR_FILE", "").rpartition("/attempt_")[0]
