@@ -52,7 +52,7 @@ def evaluate(
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     is_given = tokenize is not None or tgt_lang is not None
     if model is not None and on is not None:
-        sources, references, language, tag = _read_run_set(model[0], on)
+        sources, references, language, tag = _read_run_set(model[0], on, output)
         tgt_lang, decode["tag"] = tgt_lang or language, decode["tag"] or tag
     else:
         references = read_references(reference or [])
@@ -95,10 +95,13 @@ def _tokenizer_of(config: "Config") -> str | None:
     return tokenize
 
 
-def _read_run_set(model: Path, name: str) -> tuple[list[str], list[list[str]], str, str | None]:
+def _read_run_set(
+    model: Path, name: str, output: Path | None
+) -> tuple[list[str], list[list[str]], str, str | None]:
     """Return the sources, references, target language and tag of a set of the run that a model
-    belongs to; raises `UserError`.
+    belongs to; raises `UserError`, also if `output` would overwrite a file of the set.
     """
+    from mtrain.corpus.readers import files_of, reading_of
     from mtrain.runs import sets
 
     run = sets.read_run_of(model)
@@ -108,6 +111,7 @@ def _read_run_set(model: Path, name: str) -> tuple[list[str], list[list[str]], s
     except UserError as error:
         raise UserError(f"{error}; give files with -s/--source and -r/--reference") from None
     assert run.config is not None
+    refuse_overwriting(output, *files_of(text.corpus, reading_of(run.config).root))
     language = run.config.data.languages(text.corpus)[1]
     return text.sources, [text.references], language, text.corpus.tag
 

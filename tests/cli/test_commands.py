@@ -944,6 +944,20 @@ def test_eval_scores_the_run_s_own_sets(
     assert "data.valid: without a hash in run.json, and so not known to be the" in refused.err
 
 
+def test_eval_overwrites_no_text_of_the_run(
+    command: Command, run_dir: Path, tmp_path: Path
+) -> None:
+    text = load_config(run_dir / "config.yaml").data.test["held_out"]
+    files = [Path(text.src), Path(text.tgt)]
+    before = [file.read_bytes() for file in files]
+    (tmp_path / "link").symlink_to(files[1])
+    for output in (*files, tmp_path / "link"):
+        refused = command("eval", run_dir, "--on", "held_out", "-o", output)
+        assert (refused.code, refused.out) == (2, "")
+        assert f"{output}: is an input, too; write to another file" in refused.err
+    assert [file.read_bytes() for file in files] == before
+
+
 def test_an_average_translates(command: Command, run_dir: Path, tmp_path: Path) -> None:
     result = command("average", run_dir, "--last", "2", "-o", tmp_path / "mean")
     assert (result.code, result.out) == (0, "")
