@@ -64,6 +64,8 @@ class ConsoleHandler(logging.Handler):
             text = self.format(record)
             if getattr(record, "is_cut", False) and sys.stderr.isatty():
                 text = cut_to_width(text, _columns())
+            # while `write` makes its lock, a signal would end in another error
+            tqdm.get_lock()  # type: ignore[no-untyped-call]
             tqdm.write(text, file=sys.stderr)
 
 

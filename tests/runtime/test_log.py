@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
+import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -53,3 +55,27 @@ def test_a_text_is_cut_to_the_width_of_a_terminal_and_is_whole_in_a_file(
     os.close(master)
     assert shown.strip() == b"a sample of sever..."
     assert (tmp_path / "log").read_text() == f"{text}\n"
+
+
+# Sends a signal while tqdm makes its lock, which the first message needs.
+INTERRUPTED = """
+import multiprocessing, os, sys
+from mtrain.runtime.console import stopped_by_signals
+from mtrain.runtime.log import logger, set_up_console
+make_lock = multiprocessing.RLock
+def make_interrupted_lock():
+    os.kill(os.getpid(), int(sys.argv[1]))
+    return make_lock()
+set_up_console()
+multiprocessing.RLock = make_interrupted_lock
+with stopped_by_signals():
+    logger.info("%s", "first")
+"""
+
+
+@pytest.mark.parametrize(("number", "end"), [(signal.SIGINT, -2), (signal.SIGTERM, 143)])
+def test_a_signal_at_the_first_message_stops_the_command(number: int, end: int) -> None:
+    command = [sys.executable, "-c", INTERRUPTED, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == end
+    assert "AttributeError" not in done.stderr
