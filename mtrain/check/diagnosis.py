@@ -124,13 +124,15 @@ def diagnose(
 
 def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.int64]:
     """Add how the vocabulary fits a side of the sample to the diagnosis; return the lengths of its
-    texts in tokens, estimated if there is no vocabulary.
+    texts in tokens with tag, estimated if there is no vocabulary.
     """
     texts = [text for chunk in checker.sample for text in chunk.texts[side]]
     step = max(1, len(texts) // MAX_ENCODED)
+    all_tags = [chunk.findings.tags[side] for chunk in checker.sample for _ in chunk.numbers]
+    tags = np.array(all_tags[::step], np.int64)
     if checker.tokenizer is None:
         estimates = [chunk.estimated_tokens[:, side] for chunk in checker.sample]
-        return np.array(np.ceil(np.concatenate([[], *estimates])[::step]), np.int64)
+        return np.array(np.ceil(np.concatenate([[], *estimates])[::step]), np.int64) + tags
     words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
     texts, words = texts[::step], words[::step]
     name, ids = ("source", "target")[side], checker.tokenizer.encode(texts)
@@ -141,7 +143,7 @@ def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.in
     )
     if len(words) and is_bad:
         checker.all_findings[0].add_message("pieces", f"{name}: {FIT_FORMAT.format(**fit)}")
-    return np.array(list(map(len, ids)), np.int64)
+    return np.array(list(map(len, ids)), np.int64) + tags
 
 
 def _fit(tokenizer: Tokenizer, lines: list[list[int]], words: int) -> Fit:

@@ -151,6 +151,14 @@ class Findings:
         return self.name.startswith("data.train")
 
     @property
+    def tags(self) -> tuple[int, int]:
+        """The number of tags before each side, 0 or 1: before the side that is the source when the
+        corpus is learned from.
+        """
+        number = int(self.corpus.tag is not None)
+        return (0, number) if self.is_backward else (number, 0)
+
+    @property
     def sorted(self) -> list[Finding]:
         """The findings in the order of their kinds."""
         order = list(KINDS)
@@ -188,7 +196,7 @@ class Findings:
             if not any(start <= example.number <= end for start, end in stretches)
         ]
         finding.examples = remaining[: self.max_examples]
-        if not remaining:
+        if finding.count <= 0:
             self.remove(kind)
 
     def name_row(self, number: int, side: int | None = None) -> str:
@@ -252,8 +260,8 @@ class Findings:
             yield "  nothing suspicious"
         for finding in self.sorted:
             head = f"  {finding.severity:<8} {finding.title}"
-            has_rows = any(example.shown for example in finding.examples)
-            yield _with_count(head, f"{finding.count:,}", width) if has_rows else head
+            is_message = any(not example.shown for example in finding.examples)
+            yield head if is_message else _with_count(head, f"{finding.count:,}", width)
             for example in finding.examples:
                 yield from _example_lines(example, width)
 

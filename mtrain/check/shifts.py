@@ -86,15 +86,20 @@ class Shifts:
         self._try_shifts(chunk, start, stop)
 
     def _try_shifts(self, chunk: Chunk, start: int, stop: int) -> None:
-        """Add the evidence for a part of the open stretch with the targets shifted."""
+        """Add the evidence for a part of the open stretch with the targets shifted. Rows whose
+        shifted target is not in the chunk count as unshifted.
+        """
         if self.open is None or self.open.max_sum < MIN_EVIDENCE or stop <= start:
             return
         first, last = max(0, start - MAX_SHIFT), min(len(chunk), stop + MAX_SHIFT)
         src, tgt = (words.part(first, last) for words in chunk.words)
-        inner = slice(start - first, max(start - first + 1, last - first - MAX_SHIFT))
+        rows = np.arange(start - first, stop - first)
+        unshifted = self.associations.evidence(src, tgt)[rows]
         for index in range(2 * MAX_SHIFT + 1):
-            evidence = self.associations.evidence(src, tgt.shifted(MAX_SHIFT - index))
-            self.open.shifted[index] += float(evidence[inner].sum())
+            distance = MAX_SHIFT - index
+            evidence = self.associations.evidence(src, tgt.shifted(distance))[rows]
+            is_there = (rows >= distance) & (rows < len(src) + distance)
+            self.open.shifted[index] += float(np.where(is_there, evidence, unshifted).sum())
 
     def finish(self) -> None:
         """Close the open stretch. Report it if its sides match at another shift, or if it is long

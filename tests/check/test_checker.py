@@ -494,6 +494,20 @@ def test_a_slipped_block_does_not_hide_wrong_pairs_elsewhere(folder: Folder) -> 
     assert lines_of_misfits == {row + 1 for row in wrong}
 
 
+def test_wrong_pairs_elsewhere_are_counted_without_examples() -> None:
+    """If all examples that were kept are in blocks that slipped."""
+    findings = Findings("data.train.0", TextCorpus(src="a", tgt="b"), Path(), 2)
+    for rank, first, last in ((-20.0, 1, 1200), (-9.0, 6001, 6015)):
+        numbers = range(first, last + 1)
+        examples = [findings.example(number, "text", rank=rank) for number in numbers]
+        findings.add("misfit", len(numbers), examples)
+    findings.remove_rows("misfit", [(1, 5000)], 1200)
+    assert findings.count("misfit") == 15
+    assert [line.split()[-1] for line in findings.lines(80)] == ["pairs", "15"]
+    findings.remove_rows("misfit", [(6000, 7000)], 15)
+    assert not findings.has("misfit")
+
+
 @pytest.mark.parametrize("change", ["shuffled", "far"])
 def test_a_block_that_goes_together_nowhere_near_is_found(folder: Folder, change: str) -> None:
     lines = folder.bytes["train.xb"]
@@ -1052,15 +1066,22 @@ def test_names_of_rows_and_scripts_of_letters() -> None:
     assert {script: counts.tolist() for script, counts in tgt.items()} == {"LATIN": [0, 1]}
 
 
-def test_long_pairs_are_those_that_training_drops(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("tags", [(0, 0), (1, 0), (0, 1)])
+def test_long_pairs_are_those_that_training_drops(
+    tokenizer: Tokenizer, tags: tuple[int, int]
+) -> None:
     pairs = made_up_pairs(80, 3, longest=9)
     pairs += [("b", tgt) for _, tgt in pairs] + [(src, "b") for src, _ in pairs]
     lengths = np.array([[len(ids) for ids in tokenizer.encode(list(pair))] for pair in pairs])
-    chunk = Chunk.of(nothing_found(), [(n, *pair) for n, pair in enumerate(pairs)], CHARACTERS)
+    lengths += tags
+    findings = nothing_found()
+    findings.corpus = TextCorpus(src="a", tgt="b", tag="<x>" if any(tags) else None)
+    findings.is_backward = bool(tags[1])
+    chunk = Chunk.of(findings, [(n, *pair) for n, pair in enumerate(pairs)], CHARACTERS)
     limit = int(np.median(lengths))
     faults.find_long_pairs(chunk, tokenizer, limit)
     passed = Selection(limit, FilterConfig()).by_length(lengths, Counter())
-    assert chunk.findings.count("long") == (~passed).sum()
+    assert findings.count("long") == (~passed).sum()
     assert (lengths.max(1) == limit).any()
 
 

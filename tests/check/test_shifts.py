@@ -100,8 +100,24 @@ def test_a_stretch_ends_where_later_pairs_match() -> None:
         assert len(slips(look(targets, Evidence(4.0)))) == number
 
 
-def test_the_last_lines_of_a_text_may_be_shifted() -> None:
-    assert slips(look(moved(193, 200, 1), Evidence(6.0))) == [(193, 200, 1)]
+@given(st.integers(1, 4), st.booleans(), st.integers(0, 20), st.sampled_from([150, 200]))
+def test_shifted_lines_before_the_end_of_a_chunk_or_text_are_found(
+    shift: int, is_behind: bool, rest: int, size: int
+) -> None:
+    distance, last = shift if is_behind else -shift, size - rest
+    first = last - 2 * shift - 3
+    assert slips(look(moved(first, last, distance), Evidence(4.0), size)) == [
+        (first, last, distance)
+    ]
+
+
+@given(st.integers(0, 20), st.integers(4, 9))
+def test_wrong_lines_before_the_end_of_a_text_are_not_shifted(rest: int, wrong: int) -> None:
+    last = 200 - rest
+    first = last - wrong + 1
+    targets = without(*range(first, last + 1))
+    targets[first] = first  # the next target matches the first source
+    assert slips(look(targets, Evidence(6.0))) == []
 
 
 @pytest.mark.parametrize("size", [52, 1000])
