@@ -339,7 +339,7 @@ def peer_translate(loaded: LoadedModel) -> tuple[Translate, Translate]:
 
     def translate(translator: Any, lines: list[str]) -> int:
         results = translator.translate_batch(
-            [[pieces[i] for i in (*ids, tokenizer.eos_id)] for ids in tokenizer.encode(lines)],
+            [[pieces[i] for i in ids] for ids in tokenizer.encode(lines)],
             beam_size=decode.beam_size,
             length_penalty=decode.length_penalty,
             max_batch_size=decode.batch_tokens,
@@ -372,6 +372,14 @@ def in_turn(
     return {name: (statistics.median(times[name]), tokens[name]) for name in programs}
 
 
+def positive(text: str) -> int:
+    """Read a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: must be at least 1")
+    return number
+
+
 def parse(words: list[str] | None) -> argparse.Namespace:
     """Parse and check the options."""
     parser = argparse.ArgumentParser(
@@ -384,15 +392,15 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     option("--model", help="run directory: measure only translation, with its model")
     option("--peer", action="store_true", help="with --model: also CTranslate2; on the CPU in fp32")
     option("--busy", action="store_true", help="also measure training while one core is kept busy")
-    option("--beam-size", type=int, default=5, help="beam size of the second search (default: 5)")
-    option("--lines", type=int, default=1000, help="lines to translate (default: 1000)")
+    option("--beam-size", type=positive, default=5, help="beam of the second search (default: 5)")
+    option("--lines", type=positive, default=1000, help="lines to translate (default: 1000)")
     option("--src", help="source text (default: made-up text; with --model, the phrasebook)")
     option("--tgt", help="target text for training")
     option("--tokenizer", help="SentencePiece model (default: train one)")
-    option("--vocab-size", type=int, default=8000, help="pieces (default: 8000)")
-    option("--max-tokens", type=int, default=4096, help="padded tokens per step (default: 4096)")
-    option("--steps", type=int, default=20, help="training steps per turn (default: 20)")
-    option("--turns", type=int, default=3, help="measurements per row (default: 3)")
+    option("--vocab-size", type=positive, default=8000, help="pieces (default: 8000)")
+    option("--max-tokens", type=positive, default=4096, help="padded tokens a step (default: 4096)")
+    option("--steps", type=positive, default=20, help="training steps per turn (default: 20)")
+    option("--turns", type=positive, default=3, help="measurements per row (default: 3)")
     option("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: auto)")
     option("--precision", default="auto", choices=["auto", "fp32", "bf16"])
     option("--compile", action="store_true", help="train with torch.compile")

@@ -27,6 +27,8 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=INT_LIMIT)]
 NotNegative = Annotated[int, Field(ge=0, lt=INT_LIMIT)]
 Word = Annotated[str, Field(min_length=1)]
+MAX_PIECE_LENGTH = 1000  # characters of a piece of a vocabulary
+Piece = Annotated[str, Field(min_length=1, max_length=MAX_PIECE_LENGTH)]
 
 
 def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], str]:
@@ -100,7 +102,7 @@ class CorpusEntry(Synthesis):
     """how often an epoch uses each pair, on average"""
     swap: bool = False
     """exchange source and target, to learn the other direction"""
-    tag: Word | None = None
+    tag: Piece | None = None
     """token to put before each source, such as <bt>"""
     src_lang: Word | None = None
     """language code of src; null: data.src_lang"""

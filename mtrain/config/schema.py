@@ -18,6 +18,7 @@ from mtrain.config.corpora import (
     Fraction,
     NotNegative,
     PathText,
+    Piece,
     Positive,
     Section,
     Word,
@@ -161,7 +162,7 @@ class TokenizerConfig(Section):
     """spell unknown characters as bytes, so that none is lost"""
     split_digits: bool = False
     """make every digit a piece of its own, as SentencePiece's option does"""
-    user_symbols: list[Word] = []
+    user_symbols: list[Piece] = []
     """texts that always stay one piece, such as tags and placeholders"""
 
 

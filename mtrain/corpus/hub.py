@@ -23,7 +23,9 @@ _READERS = "datasets.packaged_modules"
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 SUFFIXES |= {".arrow": "arrow", ".txt": "text"}
 _ROW_NAMES = "__index_level_0__"  # the first column of a CSV file, if the header does not name it
-_QUOTE = "in a CSV file, put text that holds a comma in double quotes"
+_QUOTE = "in a CSV file, put text that holds a comma in double quotes, and end each quote"
+# How the library begins an error about files that have other columns than the first one.
+_OTHER_COLUMNS = ("Schema at index", "Couldn't cast")
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 # Errors of a cache that cannot be written.
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -186,5 +188,10 @@ def _loading(name: str) -> Iterator[None]:
             advice = "; if that is the cache of datasets, set HF_HOME to another directory"
         elif isinstance(cause, ParserError):
             advice = f"; {_QUOTE}"
+        elif isinstance(cause, UnicodeDecodeError):
+            advice = "; convert the files to UTF-8"
         reason = "a file is empty" if isinstance(cause, StopIteration) else first_line(cause)
+        if reason.startswith(_OTHER_COLUMNS):
+            reason = "its files differ in their columns"
+            advice = "; give all the same columns in the same order"
         raise UserError(f"{name}: cannot load: {reason}{advice}") from None

@@ -182,9 +182,12 @@ def reading_from(name: Path | str) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
-        is_packed = str(name).endswith(PACKED)
-        advice = "; check that it is complete and packed as its name says" if is_packed else ""
-        reason = getattr(error, "strerror", None) or error  # without the number of the error
+        reason = str(getattr(error, "strerror", None) or error)  # without the number of the error
+        advice = ""
+        if "requires too much memory" in reason:
+            advice = "; pack it again without zstd's --long and --ultra"
+        elif str(name).endswith(PACKED):
+            advice = "; check that it is complete and packed as its name says"
         raise UserError(f"{name}: cannot read: {reason}{advice}") from None
 
 

@@ -110,8 +110,9 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     header = list[str]()
     if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
-        # a first line that is not UTF-8 was skipped: then there is no header
-        header = first.split("\t") if number == 1 else []
+        if number > 1:  # `lines` drops lines that are not UTF-8
+            raise UserError(f"{path}:1: the names of the columns are not UTF-8; convert the file")
+        header = first.split("\t")
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
     least = max(src, tgt) + 1  # columns of a row
     columns = len(header)  # of the first row

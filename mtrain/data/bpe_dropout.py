@@ -27,8 +27,8 @@ class SubwordSampler:
     def __init__(self, tokenizer: Tokenizer, dropout: float, max_length: int) -> None:
         if not tokenizer.is_bpe:
             raise RefusedError(
-                "train.subword_sampling: this vocabulary has no merges to drop; "
-                "set tokenizer.model_type: bpe"
+                "train.subword_sampling: this vocabulary has no merges to drop; use one of "
+                "tokenizer.model_type: bpe"
             )
         self.dropout, self.max_length = dropout, max_length
         pieces = tokenizer.plain_pieces

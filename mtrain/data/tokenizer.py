@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import sentencepiece
 
+from mtrain.config.corpora import MAX_PIECE_LENGTH
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
@@ -23,7 +24,6 @@ MAX_SENTENCES = 1_000_000
 # Training a vocabulary skips longer lines; SentencePiece's own limit is 4,192.
 MAX_SENTENCE_BYTES = 1 << 20
 MAX_MODEL_BYTES = 64 << 20  # of a model's file; a million pieces take half of that
-MAX_PIECE_LENGTH = 1000  # characters of a piece, bytes of a character's normalization
 
 # Finds the smallest vocabulary size for a text in SentencePiece's error message.
 _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")

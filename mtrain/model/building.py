@@ -10,6 +10,8 @@ from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime.errors import UserError
 
+MAX_WEIGHT = 1e6  # far above any useful weight, and far below those whose products overflow
+
 RATES = ("dropout", "attention_dropout", "activation_dropout")  # fields of `Dropout`, in order
 
 
@@ -42,5 +44,5 @@ def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], pat
         if weight.shape != parameter.shape:
             shapes = f"shape {tuple(weight.shape)}, not {tuple(parameter.shape)}"
             raise UserError(f"{path}: {name} has {shapes}; {advice}")
-        if not weight.isfinite().all():
-            raise UserError(f"{path}: {name} has values that are not finite; {advice}")
+        if not (weight.abs() <= MAX_WEIGHT).all():
+            raise UserError(f"{path}: {name} has values that are not finite or too large; {advice}")

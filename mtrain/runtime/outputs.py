@@ -176,6 +176,8 @@ def _make_held(path: Path, *, keeps_lines: bool) -> int:
     """
     if path.is_symlink():
         path.unlink()
+    elif path.is_dir():
+        raise RefusedError(f"{path}: is a directory; rename or remove it")
     with suppress(FileNotFoundError):
         earlier = files.open_regular(path, os.O_RDWR)
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mtrain.config.languages import UNSPACED, UNSPLIT_BY_13A, tokenizer_for
+from mtrain.config.languages import FETCHED, UNSPACED, UNSPLIT_BY_13A, tokenizer_for
 from mtrain.corpus.writing_systems import script_fraction
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -54,11 +54,11 @@ def check_tokenizer(name: str) -> None:
         raise RefusedError(f"--tokenize {name}: unknown; sacreBLEU has {names}")
     try:
         BLEU(tokenize=name)
-    except OSError as error:
-        raise RefusedError(
-            f"the tokenizer {name} cannot be loaded: {error}; choose another"
-        ) from None
-    except (ImportError, RuntimeError):
+    except (OSError, ImportError, RuntimeError) as error:
+        if isinstance(error, OSError) or name in FETCHED:
+            raise RefusedError(
+                f"the tokenizer {name} cannot be loaded: {error}; choose another"
+            ) from None
         advice = "or choose another one, such as char, with data.bleu_tokenize or --tokenize"
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], advice) from None
 

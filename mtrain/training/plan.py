@@ -105,7 +105,7 @@ class Forecast:
         if epochs > MAX_EPOCHS:
             enough = max(1, int(steps * MAX_EPOCHS / epochs))
             text = f"{plan} are {epochs:,.0f} epochs: the model will overfit"
-            yield f"{text}; {enough:,} steps are {MAX_EPOCHS} epochs"
+            yield f"{text}; lower it to {enough:,} for {MAX_EPOCHS} epochs"
         if rate > MAX_RATE:
             key = "lr_factor" if train.peak_lr is None else "peak_lr"
             advice = f"at its peak is too high for most models; keep it below {MAX_RATE}"

@@ -287,6 +287,8 @@ class Trainer:
         """End the run if the loss or gradient is not finite; the optimizer skipped that update."""
         if not bool(self.progress.sums.isfinite().all()):
             advice = "start another run_dir with a lower learning rate"
+            if self.progress.step == 1:  # a rate matters only from the next step on
+                advice = "check train.init_from and model.dropout"
             if self.learner.machine.precision != "fp32":
                 advice = f"set train.precision: fp32 and run the same command again, or {advice}"
             text = f"the loss or its gradient is not finite; no weight was changed; {advice}"

@@ -105,8 +105,11 @@ class Model:
             _check_line(target, "target")
         loaded = self.loaded.tagged(tag)
         text = self.translate(source, tag=tag) if target is None else target
-        (src,), _ = loaded.encode_sources([source])
-        (tgt,), _ = loaded.encode_targets([text])
+        (src,), cut_source = loaded.encode_sources([source])
+        (tgt,), cut_target = loaded.encode_targets([text])
+        if target is not None:  # or `translate` has warned
+            _warn_of_cut(cut_source, loaded.max_source_length, "source")
+            _warn_of_cut(cut_target, loaded.max_target_length, "target")
         with self._own_precision():
             return attention_of(loaded, src, tgt)
 

@@ -83,9 +83,12 @@ def translate_stream(
 
 def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int) -> Iterator[str]:
     """Decode lines and cut them, so that a window of lines fits into memory. One character more
-    than `max_characters` stays, so that the model counts the line as cut.
+    than `max_characters` stays, so that the model counts the line as cut. A long line loses white
+    space before its text first.
     """
-    return (line[: max_characters + 1] for line in decode_lines(lines, counts))
+    limit = max_characters + 1
+    texts = decode_lines(lines, counts)
+    return (text if len(text) <= limit else text.lstrip()[:limit] for text in texts)
 
 
 def _with_prefixes(

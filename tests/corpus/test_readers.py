@@ -269,6 +269,10 @@ def test_paths_start_at_the_root(tmp_path: Path) -> None:
         assert read(TextCorpus(src=src, tgt="a.tgt"), root=tmp_path)[0] == [("x", "y")]
 
 
+# A frame of zstd with a window of 2 GiB.
+WIDE = bytes.fromhex("28b52ffd00a8010000")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -283,6 +287,7 @@ def test_paths_start_at_the_root(tmp_path: Path) -> None:
         ("absent.zst", None, "cannot read: "),
         ("plain.zst", b"not packed\n", "cannot read: ZSTD decompress failed"),
         ("cut.zst", packed(b"line\n" * 500, "zst")[:-9], "cannot read: Truncated"),
+        ("wide.zst", WIDE, "cannot read: ZSTD decompress failed: Frame requires too much memory"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(
@@ -557,7 +562,8 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path, name: str) -> None
 
 def test_rows_that_are_not_utf8_are_dropped_where_asked(tmp_path: Path) -> None:
     no_header = table(tmp_path, "b.tsv", b"x\xff\ty\na\tb\n", "a", "b")
-    assert "b.tsv:1: no column a; it has none" in error_of(no_header, invalid_utf8="drop")
+    message = "b.tsv:1: the names of the columns are not UTF-8; convert"
+    assert message in error_of(no_header, invalid_utf8="drop")
     tsv = table(tmp_path, "a.tsv", b"a\tb\n\xff\tb\nc\td\n", 0, 1)
     lines = b'{"a": "a", "b": "b"}\n{"a": "\\udc00", "b": "b"}\n{"a": "c", "b": "d"}\n'
     for corpus in (tsv, table(tmp_path, "a.jsonl", lines, "a", "b")):
@@ -708,6 +714,29 @@ def test_the_name_of_a_dataset_folder_is_no_pattern(
         (tmp_path / folder / f"train.{suffix}").write_text(lines)
     corpus = HubCorpus(dataset="set[1]", split="train", src="de", tgt="en", streaming=streaming)
     assert read(corpus, root=tmp_path)[0] == [("right", "RIGHT")]
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a.csv": b"de,en\na,b\n", "b.csv": b"en,de\nb,a\n"}, "differ in their columns; give all"),
+        (
+            {"a.jsonl": b'{"de": "a", "en": "b"}\n', "b.jsonl": b'{"de": "a", "fr": "b"}\n'},
+            "differ in",
+        ),
+        ({"a.jsonl": b'{"de": "\xff", "en": "b"}\n'}, "'utf-8' codec"),
+        ({"a.csv": b'de,en\n"a,b\n'}, "and end each quote"),
+    ],
+)
+def test_what_is_wrong_with_files_of_a_dataset_is_told(
+    tmp_path: Path, files: dict[str, bytes], words: str
+) -> None:
+    (tmp_path / "set").mkdir()
+    for name, content in files.items():
+        (tmp_path / "set" / name).write_bytes(content)
+    corpus = HubCorpus(dataset="set", split="train", src="de", tgt="en")
+    message = error_of(corpus, root=tmp_path)
+    assert words in message
 
 
 def test_a_dataset_of_a_packed_file_that_is_cut_is_named(tmp_path: Path) -> None:

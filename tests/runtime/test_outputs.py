@@ -255,6 +255,12 @@ def test_two_things_are_not_written_to_one_file(folder: Path, pair: str) -> None
         refuse_one_file(output, other, "--alignments")
 
 
+def test_a_directory_in_the_way_is_named(folder: Path) -> None:
+    (folder / "out.partial").mkdir()
+    with pytest.raises(RefusedError, match=r"out\.partial: is a directory"), opened("out"):
+        pass
+
+
 @pytest.mark.parametrize("pair", [*READ.split(), *NOT_READ.split()])
 def test_what_is_read_is_not_written_over(folder: Path, pair: str) -> None:
     for name in ("text", "tex.partial"):

@@ -186,6 +186,18 @@ def test_an_unknown_tokenizer_is_refused() -> None:
         check_tokenizer("moses")
 
 
+def test_a_damaged_model_of_a_tokenizer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an interrupted download leaves it."""
+    (tmp_path / "models").mkdir()
+    file = tmp_path / "models" / "sacrebleu_tokenizer_spm.model"
+    file.write_bytes(b"damaged")
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    with pytest.raises(RefusedError, match=rf"flores101 cannot be loaded: .*{file}; choose"):
+        check_tokenizer("flores101")
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("count", [5, 7, 0])
 def test_lists_of_other_lengths_are_refused_with_both_counts(metric: str, count: int) -> None:

@@ -96,6 +96,7 @@ def test_a_trained_model_and_its_peer(
         ("--src a", "give both --src and --tgt"),
         ("--peer", "--peer needs --model"),
         ("--sizes tiny,huge", "--sizes: huge: choose from"),
+        ("--lines 0", "--lines: 0: must be at least 1"),
     ],
 )
 def test_refusals(

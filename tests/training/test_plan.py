@@ -185,7 +185,7 @@ def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
     [
         (
             {"max_steps": 5000},
-            "train.max_steps: 5,000 steps are 125 epochs: .*; 4,000 steps",
+            "train.max_steps: 5,000 steps are 125 epochs: .*; lower it to 4,000",
         ),
         ({"peak_lr": 1.0}, "train.peak_lr: a learning rate of 1 at its peak is too high"),
         ({"peak_lr": None}, "train.lr_factor: a learning rate of 0.12 at its peak is too high"),

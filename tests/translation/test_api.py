@@ -88,8 +88,10 @@ def test_lines_that_are_cut_are_warned_of(
     model.translate(["bavo", long])
     model.score([long], ["bavo"])
     model.score(["bavo"], [long])
+    model.attention(long)
+    model.attention(long, long)
     shown = [record.getMessage().partition(" lines")[0] for record in caplog.records]
-    assert shown == ["text:", "sources:", "targets:"]
+    assert shown == ["text:", "sources:", "targets:", "text:", "source:", "target:"]
     assert "cut there: 1 (line 2)" in caplog.records[0].getMessage()
 
 

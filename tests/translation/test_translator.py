@@ -307,6 +307,11 @@ def test_removed_and_replaced_characters_are_counted(
     assert found == stream(translator, "bavo \ufffd celu\nbavo\n\ufffd\n".encode())
 
 
+def test_white_space_before_the_text_of_a_long_line_does_not_count(translator: Translator) -> None:
+    blanks = b" " * (translator.loaded.max_characters(translator.loaded.max_source_length) + 1)
+    assert stream(translator, blanks + b"bavo celu\n") == stream(translator, b"bavo celu\n")
+
+
 def test_a_generated_newline_becomes_a_space(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
