@@ -1,13 +1,15 @@
-"""Find text that a program added to a part of the texts of one side, such as "Translation: ".
+"""Find text that a program added to texts of one side, such as "Translation: ".
 
 Without it, the lengths of a text and its translation match far better; and no word of the
-translation occurs with it more often than elsewhere, as a word does with its own translation.
+translation occurs with it more often than elsewhere, as a word does with its own translation. What
+nearly all texts of a side have was added if nearly all translations have nothing in common.
 """
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,10 +28,14 @@ MAX_EXCESS, MIN_SHARED, MIN_SHARED_FRACTION = 5.0, 4, 0.1
 # Fractions of the texts and of the gain of an addition, from which a longer one is preferred.
 SAME, NEARLY_BEST = 0.9, 0.8
 MAX_LENGTH, MAX_END = 2000, 200  # characters of a translation, and of the end of a text
+# Fraction of the texts with an addition that nearly all have, and of the translations that may
+# share a beginning or an end.
+NEARLY_ALL, MAX_SHARED = 0.9, 0.5
 _TOKEN = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*|[\w\p{M}]+|[^\w\s]+"
 )
 _DIGITS = regex.compile(r"\p{Nd}+")
+_TAG = regex.compile(r"<\S+?>|>>\S+?<<|__\S+?__")  # before a text, such as that of a language
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class _Texts:
         distances = np.abs(self.ratios - np.median(self.ratios))
         self.deviation = 1.4826 * float(np.median(distances))
         self.least = max(MIN_COUNT, MIN_FRACTION * len(texts))
+        self.others = others
 
     def additions(self, ends: list[_End], indices: Sequence[int], count: int = 1) -> list[Addition]:
         """Return the additions of `count` tokens and more at these ends of the texts with these
@@ -117,8 +124,11 @@ class _Texts:
         tokens = example.tokens[:count]
         has_mark = any(not token[0].isalnum() for token in tokens)
         is_single = len("".join(tokens)) < 2
-        if not has_mark or is_single or len(ends) - size < MIN_COUNT:
+        if not has_mark or is_single:
             return None
+        if len(ends) - size < MIN_COUNT:  # there are no others to compare the lengths with
+            is_found = size >= NEARLY_ALL * len(ends) and self._is_common(example, count)
+            return _made(ends, indices, count, 1.0) if is_found else None
         is_rest = np.ones(len(ends), bool)
         is_rest[indices] = False
         usual = float(np.median(self.ratios[is_rest]))
@@ -131,9 +141,28 @@ class _Texts:
         left = abs(float(np.median(logs)) - usual)
         if left > MAX_LEFT * surplus or self._largest_excess(indices) > MAX_EXCESS:
             return None
-        fraction = size / len(ends)
-        place = "end" if example.from_end else "begin"
-        return Addition(example.first(count), place, fraction, indices, surplus - left)
+        return _made(ends, indices, count, surplus - left)
+
+    def _is_common(self, example: _End, count: int) -> bool:
+        """Whether the first `count` tokens, which nearly all texts have, are an addition: their
+        translations have nothing in common, and the tokens are no tag or usual end of a sentence.
+        """
+        marks = [token for token in example.tokens[:count] if not token[0].isalnum()]
+        if example.from_end:
+            return len("".join(marks)) > 1 and not self.share_an_end
+        return not _TAG.match(example.text) and not self.share_an_end
+
+    @cached_property
+    def share_an_end(self) -> bool:
+        """Whether most translations begin or end alike, with more than a single mark or letter."""
+        for from_end in (False, True):
+            ends = [_End.of(other, from_end=from_end).tokens for other in self.others]
+            for count in (1, 2):
+                counts = Counter("".join(tokens[:count]) for tokens in ends)
+                text, number = counts.most_common(1)[0]
+                if len(text) > 1 and number > MAX_SHARED * len(ends):
+                    return True
+        return False
 
     def _largest_excess(self, indices: list[int]) -> float:
         """Return by how many standard deviations the word that is most typical of these
@@ -155,15 +184,20 @@ class _Texts:
         )
 
 
+def _made(ends: list[_End], indices: list[int], count: int, gain: float) -> Addition:
+    """Make the addition of the first `count` tokens at these ends of texts."""
+    example = ends[indices[0]]
+    place = "end" if example.from_end else "begin"
+    return Addition(example.first(count), place, len(indices) / len(ends), indices, gain)
+
+
 def _form(text: str) -> str:
     """Return a text in lower case, with 0 in place of each number."""
     return _DIGITS.sub("0", text.lower())
 
 
 def additions(texts: Sequence[str], others: Sequence[str]) -> Iterator[Addition]:
-    """Yield what was added to a part of the texts at the beginning or end; `others` are their
-    translations.
-    """
+    """Yield what was added to texts at the beginning or end; `others` are their translations."""
     if len(texts) < 2 * MIN_COUNT:
         return
     step = max(1, len(texts) // SAMPLE)

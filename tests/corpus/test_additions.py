@@ -38,6 +38,26 @@ def test_an_addition_is_found_as_it_is_written(
     assert found.fraction == len(found.indices) / 2000
 
 
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("Here is the translation: {}", "Here is the translation:"),
+        ("1. {}", "1."),
+        ("{} (machine translation)", "(machine translation)"),
+        ("{} ||| 0.5", "||| 0.5"),
+        ("<2de> {}", ""),  # a tag, which chooses the language
+        ("{} !", ""),  # style
+    ],
+)
+def test_what_nearly_all_texts_have_is_found(form: str, text: str) -> None:
+    for count in (60, 2000):
+        texts = [form.format(text) for text in TARGETS[:count]]
+        texts[7:10] = TARGETS[7:10]
+        assert [each.text for each in additions(texts, SOURCES[:count])] == [text] * bool(text)
+        sources = [f"Source: {text}" for text in SOURCES[:count]]
+        assert not list(additions(texts, sources))
+
+
 def test_both_ends_and_several_additions_are_found() -> None:
     names = ["Anna", "Bernadette", "Christopher"]
     texts = changed(TARGETS, 4, lambda row, text: f"{names[row % 3]} (speaking): {text}")

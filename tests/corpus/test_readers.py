@@ -560,6 +560,13 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path, name: str) -> None
         assert f"{tmp_path / name}: cannot read: " in error_of(corpus)
 
 
+@pytest.mark.parametrize(("src", "tgt"), [("0", "b"), (0, "b"), ("0", 1)])
+def test_a_number_with_a_name_is_the_name_of_a_column(tmp_path: Path, src: Any, tgt: Any) -> None:
+    corpus = table(tmp_path, "a.tsv", "0\tb\t1\nx\ty\tz\n", src, tgt)
+    assert read(corpus)[0] == [("x", "z" if tgt == 1 else "y")]
+    assert scan(corpus, Reading()).pairs == 1
+
+
 def test_rows_that_are_not_utf8_are_dropped_where_asked(tmp_path: Path) -> None:
     no_header = table(tmp_path, "b.tsv", b"x\xff\ty\na\tb\n", "a", "b")
     message = "b.tsv:1: the names of the columns are not UTF-8; convert"
