@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +18,7 @@ import typer
 import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
 from mtrain.cli.opening import refuse_ranks, require_working_directory
-from mtrain.cli.options import SettingsCommand, add_parameters, flag, value
+from mtrain.cli.options import CheckedCommand, add_parameters, flag, value
 from mtrain.runtime import log
 from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
@@ -32,8 +31,6 @@ from mtrain.runtime.errors import (
     printable,
     thread_limit_error,
 )
-
-Command = Callable[..., None]
 
 app = typer.Typer(
     name="mtrain",
@@ -51,7 +48,7 @@ config = typer.Typer(no_args_is_help=True, help="List the settings, and show tho
 def _register(
     group: typer.Typer,
     name: str,
-    command: Command,
+    command: Callable[..., None],
     panel: str | None = None,
     *,
     ranks: bool = False,
@@ -72,8 +69,7 @@ def _register(
     quiet = bool, flag("Show warnings and errors only.", "--quiet", "-q")
     verbose = bool, flag("Show details.", "--verbose", "-v")
     run = add_parameters(run, {"quiet": quiet, "verbose": verbose}, False)
-    kind = SettingsCommand if "set_" in signature(command).parameters else None
-    group.command(name, cls=kind, rich_help_panel=panel)(run)
+    group.command(name, cls=CheckedCommand, rich_help_panel=panel)(run)
 
 
 # `mtrain --help` lists the commands by panel, in this order.

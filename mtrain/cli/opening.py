@@ -66,6 +66,9 @@ def run_and_texts(
 
 def _warn_of_file_name(sentence: str) -> None:
     """Warn if a sentence is the name of a file, or looks like the misspelt name of one."""
+    if sentence == "-":
+        log.logger.warning("-: is used as text; leave it out for stdin, or give -i -")
+        return
     if sentence and Path(sentence).exists():
         kind, option = ("directory", "-m") if Path(sentence).is_dir() else ("file", "-i")
         message = "%s: is also the name of a %s; did you mean %s %s?"

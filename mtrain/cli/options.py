@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -92,23 +93,38 @@ def as_setting(text: str) -> str:
     return text
 
 
-class SettingsCommand(TyperCommand):
-    """A command with `--set`, which it suggests if a setting is given as an option."""
+class CheckedCommand(TyperCommand):
+    """A command that refuses a file that it would ignore, and suggests `--set` for a setting that
+    is given as an option.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; raises `RefusedError` for an option that is a setting."""
+        """Parse the command line; raises `RefusedError`."""
+        given = [word.partition("=")[0] for word in takewhile("--".__ne__, args)]
+        for parameter in self.params:
+            count = sum(given.count(name) for name in parameter.opts if name.startswith("-"))
+            if count > 1 and parameter.metavar in ONCE and not getattr(parameter, "multiple", True):
+                name = "/".join(parameter.opts[::-1])
+                raise RefusedError(f"{name}: given {count} times, but only one is used; give one")
         known = {name for parameter in self.params for name in parameter.opts}
-        for option in (word.partition("=")[0] for word in args):
-            if option.startswith("--") and option not in known:
-                from mtrain.config.advice import named_keys
-
-                if keys := named_keys(option[2:].replace("-", "_")):
-                    advice = f"is a setting; write it in the config, or --set {keys[0]}=VALUE"
-                    advice += f" (or did you mean {keys[1]}?)" if len(keys) > 1 else ""
-                    raise RefusedError(f"{option}: {advice}")
+        unknown = [name for name in given if name.startswith("--") and name not in known]
+        if "--set" in known and unknown:
+            _refuse_settings(unknown)
         return super().parse_args(ctx, args)
 
 
+def _refuse_settings(names: list[str]) -> None:
+    """Raise `RefusedError` if one of these options is a setting."""
+    from mtrain.config.advice import named_keys
+
+    for name in names:
+        if keys := named_keys(name[2:].replace("-", "_")):
+            advice = f"is a setting; write it in the config, or --set {keys[0]}=VALUE"
+            advice += f" (or did you mean {keys[1]}?)" if len(keys) > 1 else ""
+            raise RefusedError(f"{name}: {advice}")
+
+
+ONCE = ("FILE", "DIR", "SET")  # values of options of which only the last would be used
 CONFIG, RUN = "-c/--config", "-m/--model"  # options that a positional argument can replace
 MODEL = "Run directory (its best model is used) or checkpoint directory."
 ConfigFile = Annotated[Path | None, path("FILE", "Config of the run, in YAML.")]

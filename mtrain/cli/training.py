@@ -10,7 +10,7 @@ import typer
 from mtrain.cli import opening, options
 from mtrain.cli.options import file, flag, path, value
 from mtrain.cli.streams import print_json, print_path, print_text
-from mtrain.corpus.lines import open_bytes, require_regular
+from mtrain.corpus.lines import open_bytes, read_file, require_regular
 from mtrain.runtime import log
 from mtrain.runtime.console import restore_interrupt
 from mtrain.runtime.errors import EXIT_FAILED, RefusedError
@@ -108,8 +108,7 @@ def init(
     from mtrain.runtime.device import pick_device
 
     for text in (src, tgt):
-        require_regular(text)  # opening a pipe would wait for its writer
-        open_bytes(text).close()
+        _refuse_unreadable(text, is_table=table_columns is not None)
     languages = starter.languages_of((src, tgt), src_lang, tgt_lang, table_columns)
     output = output or Path("-".join(languages) + ".yaml")
     request = starter.Request(src, tgt, output, *languages, valid, hold_out or 0, table_columns)
@@ -118,6 +117,15 @@ def init(
         print_json({"config": str(output), **found})
     elif not (os.isatty(1) and log.is_on_terminal()):  # on a terminal, the log has named the file
         print_path(output)
+
+
+def _refuse_unreadable(path: Path, *, is_table: bool) -> None:
+    """Raise `UserError` for a file that cannot be opened or, unless it is a table, is not text."""
+    require_regular(path)  # opening a pipe would wait for its writer
+    if is_table:
+        open_bytes(path).close()
+    else:
+        next(read_file(path), None)
 
 
 def _valid_sides(

@@ -146,7 +146,7 @@ def named_keys(name: str, parent: str = "") -> list[str]:
 
 def _section_of(location: tuple[str | int, ...]) -> type[BaseModel]:
     """Return the section that holds the key of an error."""
-    if "augment" in location[:-1]:
+    if location[:-1] == ("train", "augment"):
         return AugmentConfig
     kinds = [KINDS[str(part)] for part in location if part in KINDS]
     if kinds:

@@ -237,7 +237,8 @@ def _is_plain() -> NDArray[np.bool_]:
 
 
 def _read_files(src: Path, tgt: Path, reading: Reading) -> Iterator[TextRow]:
-    sides = zip_longest(read_file(src, reading.counts), read_file(tgt, reading.counts))
+    tgt_counts = reading.counts if tgt != src else None  # text of one side counts once
+    sides = zip_longest(read_file(src, reading.counts), read_file(tgt, tgt_counts))
     for number, (src_line, tgt_line) in enumerate(sides, 1):
         if src_line is None or tgt_line is None:
             shorter = src if src_line is None else tgt

@@ -108,14 +108,12 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     lines = _decoded_lines(path, reading)
     src, tgt = corpus.src, corpus.tgt
     header = list[str]()
-    if _has_header(corpus):
+    if isinstance(src, str) or isinstance(tgt, str):
         number, first = next(lines, (1, ""))
         if number > 1:  # `lines` drops lines that are not UTF-8
             raise UserError(f"{path}:1: the names of the columns are not UTF-8; convert the file")
         header = first.split("\t")
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
-    assert isinstance(src, int)
-    assert isinstance(tgt, int)
     least = max(src, tgt) + 1  # columns of a row
     columns = len(header)  # of the first row
     first_lines: dict[str, int] = {}  # the first line of each kind of odd row
@@ -177,12 +175,8 @@ def _column_index(name: str, header: list[str], path: Path) -> int:
 
 
 def _count_tsv(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> int:
-    return max(0, lines - _has_header(corpus))
-
-
-def _has_header(corpus: FileCorpus) -> bool:
-    """Whether the first line of a .tsv file names its columns; a number may be a name, too."""
-    return isinstance(corpus.src, str) or isinstance(corpus.tgt, str)
+    header_lines = 1 if isinstance(corpus.src, str) else 0
+    return max(0, lines - header_lines)
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:

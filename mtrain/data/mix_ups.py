@@ -213,7 +213,7 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
         cells = [text for text in quoted if is_quoted_cell(text.strip())]
         with_comma = [text for text in cells if "," in text]
         with_quote = [text for text in cells if '""' in text]
-        fraction = f"{len(quoted) / max(1, len(texts)):.0%} of the {name}"
+        fraction = f"{100 * len(quoted) / max(1, len(texts)):.3g}% of the {name}"
         if len(texts) >= MIN_TEXTS and len(quoted) >= MAX_QUOTED * len(texts):
             which = fraction
         elif len(with_comma) >= MIN_TEXTS and _are_most(with_comma, quoted, texts, ","):

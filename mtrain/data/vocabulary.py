@@ -23,6 +23,7 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
     of_run = RunDirectory(Path(config.run_dir)).tokenizer
     keys = {"path"} if settings.path else MATCHED_KEYS
     advice = "restore the settings that it was made with, or choose another run_dir"
+    other = "a vocabulary trained with it in tokenizer.user_symbols"
     if of_run.exists():
         tokenizer = _load_of_run(of_run)
         file = of_run
@@ -33,6 +34,7 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
         keys = keys & settings.model_fields_set
         names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
         advice = f"remove {names}, or set train.init_vocabulary: own"
+        other = "train a new vocabulary (train.init_vocabulary: own)"
     elif settings.path is not None:
         file = Path(settings.path)
         tokenizer = Tokenizer.load(file)
@@ -43,7 +45,7 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
             f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
             f"the config describes; {advice}"
         )
-    _check_symbols(tokenizer, file, config)
+    _check_symbols(tokenizer, file, config, other)
     return tokenizer
 
 
@@ -71,8 +73,10 @@ def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) ->
     return all(getattr(settings, key) == actual[key] for key in keys)
 
 
-def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config) -> None:
-    """Raise `RefusedError` for a tag or symbol of the config that a vocabulary does not have."""
+def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config, other: str) -> None:
+    """Raise `RefusedError` for a tag or symbol of the config that a vocabulary does not have;
+    `other` names another vocabulary to use.
+    """
     corpora = config.data.corpora.items()
     symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
     if not (Path(config.run_dir) / layout.RUN).exists():  # older runs lack this check
@@ -80,6 +84,5 @@ def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config) -> None:
     for key, symbol in symbols:
         if symbol not in tokenizer.user_symbols:
             raise RefusedError(
-                f"{key}: {symbol} is not a user symbol of {file}; use one that is, "
-                "or a vocabulary trained with it in tokenizer.user_symbols"
+                f"{key}: {symbol} is not a user symbol of {file}; use one that is, or {other}"
             )

@@ -21,6 +21,7 @@ CHARTS = (
     ("loss", "Training loss per token, with label smoothing", ["train/loss"]),
     ("nll", "NLL per token (train/nll: with dropout)", ["train/nll", "valid/nll", "average/nll"]),
     ("bleu", "BLEU on the validation set", ["valid/bleu", "average/bleu"]),
+    ("command", "Score of --metric-command", ["valid/command", "average/command"]),
     ("lr", "Learning rate", ["lr"]),
     ("grad", "Norm of the gradient, before clipping", ["grad_norm"]),
     ("speed", "Target tokens per second, without padding", ["tokens_per_second"]),

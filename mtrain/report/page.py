@@ -39,6 +39,7 @@ MAX_LETTERS = 4000  # characters of a line of text
 _LOGGED = re.compile(
     r"\S{10} \S{8} (?:(INFO) (?=(?:train|data\.(?:valid|test)[^:]*): )|WARNING |ERROR )(.*)"
 )
+_TOTAL = re.compile(r"train: [\d,]+ of [\d,]+ pairs$")  # the size of the training text
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,15 @@ class Report:
             for i, corpus in enumerate(best.get("parts", [])):
                 scores.append((f"data.valid.{i}", {**corpus, "checkpoint": best["checkpoint"]}))
         return scores + [(f"test {name}", entry) for name, entry in self.history.tests.items()]
+
+    @property
+    def measures(self) -> dict[str, tuple[str, str]]:
+        """The columns of the tables of scores: key of an entry, title, and format."""
+        columns = {"bleu": ("BLEU", "%.2f"), "chrf": ("chrF", "%.2f")}
+        columns["nll"] = ("NLL per token", "%.4f")
+        if self.config.train.metric == "command":
+            columns["command"] = ("command", "%.6g")
+        return columns
 
     @property
     def verdict(self) -> list[str]:
@@ -153,13 +163,13 @@ def collect_report(run_dir: Path, texts: list[str]) -> Report:
             raise error
     if run.history is None and "scores" not in report.section_notes and any(_translations(run)):
         report.add_note("scores", "Not shown: best.json is missing, though there are validations")
+    with report.note_failure("log", "Not shown"):
+        _read_log(report)
     with report.note_failure("run", "The device is unknown"):
         if (machine := _machine_of(run)) is not None:
             report.facts["Device"] = machine
     with report.note_failure("curves", "There are no curves"):
         report.charts = list(_charts(report))
-    with report.note_failure("log", "Not shown"):
-        _read_log(report)
     lines, data = _valid_lines(report), report.config.data
     _add_translation_notes(report, lines)
     sources = [line.texts[0][2] for line in lines]
@@ -243,10 +253,23 @@ def _charts(report: Report) -> Iterator[Chart]:
 def _read_log(report: Report) -> None:
     """Read lines about the data, and warnings and errors, from the log, without repetitions."""
     matches = filter(None, map(_LOGGED.match, reader.end_of_log(report.run.path)))
-    newest_first = dict.fromkeys(reversed([(match[1], match[2]) for match in matches]))
-    data = [text for level, text in newest_first if level == "INFO"]
-    warnings = [text for level, text in newest_first if level is None]
-    report.data, report.warnings = data[:MAX_LOGGED][::-1], warnings[:MAX_LOGGED][::-1]
+    lines = [(match[1], match[2]) for match in matches]
+    data = _of_last_start([text for level, text in lines if level == "INFO"])
+    report.data = list(dict.fromkeys(data))[:MAX_LOGGED]
+    for line in filter(_TOTAL.match, report.data):
+        report.facts["Training text"] = line.removeprefix("train: ")
+    newest_first = dict.fromkeys(text for level, text in reversed(lines) if level is None)
+    report.warnings = list(newest_first)[:MAX_LOGGED][::-1]
+
+
+def _of_last_start(lines: list[str]) -> list[str]:
+    """Return the lines about the data of the newest start: those of the scored sets, and those of
+    the training text, which begin with its size.
+    """
+    first = max((i for i, line in enumerate(lines) if _TOTAL.match(line)), default=0)
+    while first > 0 and not lines[first - 1].startswith("train: "):
+        first -= 1
+    return lines[first:]
 
 
 def _add_translation_notes(report: Report, lines: list[Sample]) -> None:
@@ -265,6 +288,8 @@ def _samples(report: Report, lines: list[Sample], indices: list[int]) -> list[Sa
     """Return the lines with these indices, each with its translations at different steps."""
     files = _translations(report.run)
     steps = sorted(step for name in files if (step := layout.step_of(Path(name))) is not None)
+    if validated := report.history.steps:  # a run that was extended drops its earlier end
+        steps = [step for step in steps if step in validated]
     chosen = {layout.step_name(step) for step in evenly_spaced(steps, MAX_TRANSLATIONS)}
     names = sorted(files & {*chosen, report.history.best_step_name})
     translations: dict[str, dict[int, str]] = {}  # title -> index of the line -> text

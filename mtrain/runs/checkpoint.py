@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
@@ -36,6 +36,7 @@ from mtrain.runtime.log import logger
 
 # What to do if a checkpoint cannot be saved, by errno; the default advice is to make room.
 ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there")
+ADVICE |= dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG), "choose another path")
 ADVICE[errno.ENOENT] = "restore its directory, which was removed or renamed,"
 NO_CHECKPOINT = "this run has no complete checkpoint; train it, or restore checkpoints/"
 
@@ -137,8 +138,9 @@ def last_scheduled(directory: Path, last: int, train: TrainConfig, count: int) -
     """
     every = train.save_every
     earlier = range((last - 1) // every * every, 0, -every)
-    wanted = [step for step in (last, *earlier) if train.is_scheduled(step)]
-    return [directory / layout.step_name(step) for step in wanted[:count]][::-1]
+    scheduled = filter(train.is_scheduled, chain((last,), earlier))
+    wanted = islice(scheduled, count)  # lazily: there may be any number of earlier steps
+    return [directory / layout.step_name(step) for step in wanted][::-1]
 
 
 def intact_suffix(paths: list[Path]) -> list[Path]:
@@ -201,7 +203,8 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     ]
     newest = layout.last_step(named)
     count = last or train.average_last or train.keep_checkpoints
-    wanted = last_scheduled(directory, newest, train, count)
+    # no more than may be intact, and one that is missing: a name may claim any step
+    wanted = last_scheduled(directory, newest, train, min(count, len(named) + 1))
     paths = intact_suffix(wanted)
     if len(paths) < count:
         for path in filter(Path.exists, wanted):  # report damage rather than a small number

@@ -109,7 +109,7 @@ class Provenance(BaseModel):
     seed: Count
     ranks: Annotated[Count, Field(ge=1)]
     accum_steps: Annotated[Count, Field(ge=1)]
-    step_batches: Annotated[Count, Field(ge=1)]
+    step_batches: Annotated[Count, Field(ge=1, le=1 << 20)]
     command: str
     versions: dict[str, str]
     host: str

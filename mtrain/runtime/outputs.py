@@ -232,7 +232,9 @@ def check_writable(path: Path) -> None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         existing = path if path.exists() else path.parent
         if not os.access(existing, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            is_read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+            code = errno.EROFS if is_read_only else errno.EACCES
+            raise OSError(code, os.strerror(code))
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:

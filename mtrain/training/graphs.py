@@ -98,6 +98,7 @@ class CudaGraphs:
         """
         side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
+        width = min(width, self.max_length)
         with torch.cuda.stream(side):
             tgt_out = torch.full((rows, width), self.ids.eos, device=self.device)
             self.work(tgt_out, torch.full_like(tgt_out, self.ids.bos), tgt_out)

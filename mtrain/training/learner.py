@@ -230,8 +230,9 @@ class Learner:
         shapes.use_duck_shape = False  # sizes that are equal in this batch may differ in others
         torch._dynamo.config.specialize_float = True  # or torch compiles twice for dropout rates
         self.compiled_hidden = torch.compile(self.model.hidden, dynamic=True)
-        src = torch.full((4, 9), self.ids.eos, device=self.device)
-        tgt_in = torch.full((4, 8), self.ids.bos, device=self.device)
+        limit = self.config.data.max_length  # of learned positions
+        src = torch.full((4, min(9, limit)), self.ids.eos, device=self.device)
+        tgt_in = torch.full((4, min(8, limit)), self.ids.bos, device=self.device)
         states = torch.cat(self._views(self.compiled_hidden, src, tgt_in))
         torch.autograd.grad(states.sum(), self.optimizer.parameters, allow_unused=True)
 

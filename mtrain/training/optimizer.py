@@ -209,9 +209,9 @@ class Optimizer:
             for group in grouped(rest, max_values)
         ]
         # sorted by shape: Muon updates matrices of the same shape in a group together
-        matrices = {name: self.weights[name] for name in self.weights if name in muon}
-        by_shape = sorted(matrices, key=lambda n: (len(matrices[n]) // muon[n], *matrices[n].shape))
-        for group in grouped({name: matrices[name] for name in by_shape}, max_values):
+        shapes = {name: self.weights[name].shape for name in muon}
+        by_shape = sorted(muon, key=lambda name: (shapes[name][0] // muon[name], *shapes[name]))
+        for group in grouped({name: self.weights[name] for name in by_shape}, max_values):
             self.rules.append(Muon(group, grads, muon, named[by_shape[0]].dtype))
 
     def update(self, rate: float, num_tokens: int, clip_norm: float) -> Tensor:

@@ -92,7 +92,8 @@ class Validation:
         with suppress(ValueError):
             history = History.of_records(self.config.train.metric, records.parse()[0])
             every = self.config.train.valid_every
-            if set(range(every, step, every)) <= {*history.steps}:
+            validated = {*history.steps}
+            if all(due in validated for due in range(every, step, every)):
                 command = self.metric.command if self.metric else None
                 compatibility.check_data(self.run, {"metric_command": command})
                 logger.warning("%s: missing; it is rebuilt from %s", path, records.path.name)

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import pty
 import re
@@ -141,6 +142,7 @@ def places(
         "plain.gz": b"not packed\n",
         "cut.gz": gzip.compress(b"lapo\n" * 500)[:-9],
         "many": b"bavo\n" * 51,
+        "old.xz": lzma.compress(b"bavo\n"),
     }
     broken = tmp_path / "broken"
     found = {"tmp": tmp_path, "run": run_dir, "config": tiny_config(), "broken": broken}
@@ -359,6 +361,7 @@ MISTAKES = [
     ("train {broken}/config.yaml", 2, ["is the config of the run in", "--set run_dir="]),
     ("check {src}", 2, ["is this a config?", "mtrain init"]),
     ("init {src}", 2, ["give two files, source and target, aligned by line"]),
+    ("init {tmp}/old.xz {src}", 1, ["old.xz: looks like xz; unpack it"]),
     ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "or one table"]),
     ("init {tmp}/a.tsv.gz", 2, ["a.tsv.gz is a table; add --columns 0,1"]),
     ("init {tmp}/a.parquet", 2, ["a.parquet is a table; add --columns en,de"]),
@@ -414,6 +417,8 @@ MISTAKES = [
     ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
     ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before", "check that it is complete"]),
     ("translate -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
+    ("translate -m {run} -i {src} --input={ref}", 2, ["-i/--input: given 2 times, but only one"]),
+    ("eval {run} --on valid --on held_out", 2, ["--on: given 2 times, but only one is used"]),
     ("translate -m {run} -i {src} -o {tmp}/none/out", 1, ["none/out: cannot write", "No such"]),
     ("translate -m {run} -i {src} --tag <x>", 2, ["tag <x>: the model", "it has no tags"]),
     ("eval -m {both} -s {src} -r {ref} --tag <x>", 2, ["tag <x>", "choose one of <2bb>, <2aa>"]),
@@ -698,6 +703,7 @@ def test_sentences_of_the_command_line_are_translated(
     result = command("translate", "-m", run_dir, "bavo celu", "lapo")
     assert result.out == piped.out
     assert result.err == "warning: lapo: is also the name of a file; did you mean -i lapo?\n"
+    assert "-: is used as text" in command("translate", run_dir, "-").err
     odd = command("translate", run_dir, "caf\udce9")
     assert (odd.code, odd.out.count("\n"), odd.err) == (0, 1, "")
     result = command("translate", run_dir, "nofile.txt")

@@ -114,6 +114,14 @@ def test_lines_end_at_newlines_alone(
     assert reading.counts["carriage returns removed"] == removed
 
 
+def test_text_of_one_side_is_counted_once(tmp_path: Path) -> None:
+    """An entry whose other side a model makes reads the same file for both."""
+    path = tmp_path / "text"
+    path.write_bytes(b"one\r\ntwo\r\n")
+    counts = {"carriage returns removed": 2}
+    assert read(TextCorpus(src=str(path), tgt=str(path))) == ([("one",) * 2, ("two",) * 2], counts)
+
+
 @settings(deadline=None, max_examples=200)
 @given(
     sides=st.lists(st.tuples(st.binary(max_size=6), st.binary(max_size=6)), max_size=6),
@@ -558,13 +566,6 @@ def test_tables_that_cannot_be_read_are_named(tmp_path: Path, name: str) -> None
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
     if name != "a.tsv":
         assert f"{tmp_path / name}: cannot read: " in error_of(corpus)
-
-
-@pytest.mark.parametrize(("src", "tgt"), [("0", "b"), (0, "b"), ("0", 1)])
-def test_a_number_with_a_name_is_the_name_of_a_column(tmp_path: Path, src: Any, tgt: Any) -> None:
-    corpus = table(tmp_path, "a.tsv", "0\tb\t1\nx\ty\tz\n", src, tgt)
-    assert read(corpus)[0] == [("x", "z" if tgt == 1 else "y")]
-    assert scan(corpus, Reading()).pairs == 1
 
 
 def test_rows_that_are_not_utf8_are_dropped_where_asked(tmp_path: Path) -> None:

@@ -390,7 +390,8 @@ def test_a_vocabulary_without_a_tag_is_refused(
         shutil.copy(model, tmp_path / "run")
     else:
         settings[place] = str(model if place == "tokenizer.path" else trained_run)
-    words = r"^data\.train\.0\.tag: <2bb> is not .*\.model; .*tokenizer\.user_symbols$"
+    other = r"user_symbols" if place != "train.init_from" else r"\(train\.init_vocabulary: own\)"
+    words = rf"^data\.train\.0\.tag: <2bb> is not .*\.model; use one that is, or .*{other}$"
     with pytest.raises(RefusedError, match=words):
         prepared(load_config(write_both_ways(tmp_path, **settings)))
 

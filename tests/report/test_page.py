@@ -142,6 +142,7 @@ def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report,
     weights = checkpoint.load(checkpoint.resolve(trained_run)).weights
     parameters = sum(tensor.numel() for tensor in weights.values())
     assert whole.facts == {
+        "Training text": whole.data[0].removeprefix("train: "),
         "Device": "cpu, fp32, threads: 1",
         "Time, including pauses": f"{minutes:02d}:{rest:02d}",
         "Parameters": f"{parameters:,}",
@@ -264,6 +265,56 @@ def test_curves_settings_and_what_the_run_is_made_of_are_shown(
     assert f"<td>{last['grad_norm']:.5g}</td>" in page
     assert re.fullmatch(r"train: [\d,]+ of 3,000 pairs", whole.data[0])
     assert all(line in text and "BLEU" not in line for line in whole.data)
+
+
+def test_the_text_of_the_newest_start_is_shown(copy: Path) -> None:
+    """With the lines of the sets, which come first; of an earlier start, other paths may remain."""
+    stamp = "2026-01-01 00:00:00 INFO"
+    old = [
+        "data.valid: carriage returns removed: 2",
+        "train: 9 of 9 pairs",
+        "train: old: 9 pairs x 2",
+    ]
+    new = [
+        "data.valid: carriage returns removed: 1",
+        "train: 8 of 9 pairs",
+        "train: new: 8 pairs x 2",
+    ]
+    (copy / "train.log").write_text("".join(f"{stamp} {line}\n" for line in old + new))
+    found = report.collect_report(copy, ["bavo"])
+    assert found.data == new
+    assert found.facts["Training text"] == "8 of 9 pairs"
+
+
+def test_scores_of_an_external_metric_are_shown(copy: Path) -> None:
+    best = json.loads((copy / "best.json").read_text())
+    for number, entry in enumerate(best["history"]):
+        entry["command"] = number - 38.0625
+    (copy / "best.json").write_text(json.dumps({**best, "metric": "command"}))
+    records = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    changed = [r | ({"valid/command": 2.5} if "valid/bleu" in r else {}) for r in records]
+    (copy / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in changed))
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("metric: bleu", "metric: command"))
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert text.count('<th scope="col">command</th>') == 2
+    assert "<td>-38.0625</td>" in text
+    assert 'id="curve-command-text"' in text
+
+
+def test_translations_that_no_validation_has_are_not_shown(copy: Path) -> None:
+    """As of the end of a run that was extended."""
+    shutil.copy(copy / "validation/step-00000400.txt", copy / "validation/step-00000399.txt")
+    titles = [title for title, _, _ in report.collect_report(copy, ["bavo"]).samples[0].texts]
+    assert "Step 400" in titles
+    assert "Step 399" not in titles
+
+
+def test_more_steps_than_are_set_now_are_told(copy: Path) -> None:
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("max_steps: 400", "max_steps: 300"))
+    text = report.make_page(copy, ["bavo"], check=False)
+    assert re.search(r"complete</strong> at step 400 \(train\.max_steps: 300\)", text)
 
 
 # --- what is missing, damaged or hostile ------------------------------------------------------

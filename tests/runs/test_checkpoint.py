@@ -364,6 +364,25 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
     assert "is intact; use it" not in str(caught.value)
 
 
+def test_a_name_that_claims_a_huge_step_takes_no_memory(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", 10, 20)
+    (run / "checkpoints" / step_name(2**53 - 2)).mkdir()
+    for last in (1, 10**23):
+        with pytest.raises(UserError, match=r"no manifest\.json|checkpoints to average"):
+            checkpoint.average_run(run, last, tmp_path / "mean", EVERY_10)
+    assert len(checkpoint.last_scheduled(run, 2**53, EVERY_10, 3)) == 3
+
+
+@pytest.mark.parametrize("name", ["file/mean", "a" * 250])
+def test_an_average_that_can_never_be_written_gets_advice_on_its_path(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    run = make_run(tmp_path / "run", 10)
+    with pytest.raises(UserError, match="choose another path and run the same command again"):
+        checkpoint.average_run(run, 1, tmp_path / name, EVERY_10)
+
+
 def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     run, output = make_run(tmp_path / "run", 10, 20, 30), tmp_path / "new" / "mean"
     paths = checkpoint.average_run(run, 2, output, EVERY_10)

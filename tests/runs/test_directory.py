@@ -436,6 +436,15 @@ def test_a_start_that_never_began_leaves_the_state_of_the_run(
     assert "last_start" not in status(run)
 
 
+def test_a_step_of_too_many_micro_batches_is_refused(
+    train: Train, config: Path, run: Path, capsys: Captured
+) -> None:
+    """It would be read whole before a stop is looked at."""
+    edit(run / "run.json", step_batches=10**15)
+    assert train(config) == 1
+    assert "run.json: damaged: step_batches: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("value", ["x", [], -1, 10**400, True, None])
 def test_odd_and_missing_numbers_in_run_json_are_named(
     train: Train, config: Path, run: Path, capsys: Captured, value: object

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import run_here, run_mtrain
@@ -213,6 +214,18 @@ def test_where_no_new_file_can_be_made_the_file_itself_is_written(
     assert (tmp_path / "out").read_text() == "new"
     with pytest.raises(UserError, match="absent: cannot write: Permission denied"):
         outputs.write_output(tmp_path / "absent", b"new")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"), [(os.ST_RDONLY, "Read-only file system"), (0, "Permission denied")]
+)
+def test_why_a_place_cannot_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, reason: str
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=flags))
+    with pytest.raises(UserError, match=rf"out: cannot write: {reason}$"):
+        outputs.check_writable(tmp_path / "out")
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:

@@ -138,6 +138,15 @@ def test_the_plain_model_and_masked_padding_give_the_same_sums(
         torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("limit", [7, 8, 9])
+def test_the_warm_up_is_no_longer_than_the_learned_positions(
+    configs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda hidden, dynamic: hidden)
+    overrides = [f"data.max_length={limit}", "model.positions=learned", "train.compile=true"]
+    start(configs["plain"], tmp_path / "run", *overrides).learner.warm_up()
+
+
 @pytest.mark.slow
 def test_compiled_layers_give_the_same_sums(
     configs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
