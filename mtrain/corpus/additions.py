@@ -126,22 +126,33 @@ class _Texts:
         is_single = len("".join(tokens)) < 2
         if not has_mark or is_single:
             return None
-        if len(ends) - size < MIN_COUNT:  # there are no others to compare the lengths with
-            is_found = size >= NEARLY_ALL * len(ends) and self._is_common(example, count)
-            return _made(ends, indices, count, 1.0) if is_found else None
+        gain = self._gain(ends, indices, count)
+        if not gain and size >= NEARLY_ALL * len(ends) and self._is_common(example, count):
+            gain = 1.0
+        place = "end" if example.from_end else "begin"
+        text = example.first(count)
+        return Addition(text, place, size / len(ends), indices, gain) if gain else None
+
+    def _gain(self, ends: list[_End], indices: list[int], count: int) -> float:
+        """Return how much better lengths match without the first `count` tokens of these texts; 0
+        unless that is certain.
+        """
+        size = len(indices)
+        if len(ends) - size < MIN_COUNT:  # of the others, which show the usual ratio of lengths
+            return 0.0
         is_rest = np.ones(len(ends), bool)
         is_rest[indices] = False
         usual = float(np.median(self.ratios[is_rest]))
         surplus = float(np.median(self.ratios[indices])) - usual
         # the standard error of a median is 1.2533 times that of a mean
         if surplus < MIN_ERRORS * 1.2533 * self.deviation / math.sqrt(size):
-            return None
+            return 0.0
         sizes = np.array([ends[index].sizes[count] for index in indices])
         logs = np.log(self.lengths[indices] - sizes + 1) - self.other_logs[indices]
         left = abs(float(np.median(logs)) - usual)
         if left > MAX_LEFT * surplus or self._largest_excess(indices) > MAX_EXCESS:
-            return None
-        return _made(ends, indices, count, surplus - left)
+            return 0.0
+        return surplus - left
 
     def _is_common(self, example: _End, count: int) -> bool:
         """Whether the first `count` tokens, which nearly all texts have, are an addition: their
@@ -182,13 +193,6 @@ class _Texts:
             ),
             default=0.0,
         )
-
-
-def _made(ends: list[_End], indices: list[int], count: int, gain: float) -> Addition:
-    """Make the addition of the first `count` tokens at these ends of texts."""
-    example = ends[indices[0]]
-    place = "end" if example.from_end else "begin"
-    return Addition(example.first(count), place, len(indices) / len(ends), indices, gain)
 
 
 def _form(text: str) -> str:

@@ -58,6 +58,12 @@ def test_what_nearly_all_texts_have_is_found(form: str, text: str) -> None:
         assert not list(additions(texts, sources))
 
 
+def test_what_nine_of_ten_texts_have_may_be_short() -> None:
+    texts = changed(TARGETS, 1, lambda row, text: text if row < 150 else f"1. {text}")
+    [found] = additions(texts, SOURCES)
+    assert (found.text, found.fraction) == ("1.", 0.925)
+
+
 def test_both_ends_and_several_additions_are_found() -> None:
     names = ["Anna", "Bernadette", "Christopher"]
     texts = changed(TARGETS, 4, lambda row, text: f"{names[row % 3]} (speaking): {text}")
