@@ -266,7 +266,7 @@ def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
 
 def report_whole_text(rows: Chunk, data: DataConfig) -> None:
     """Report faults of a whole corpus: mix-ups, except for those that are found line by line; lost
-    accents; texts that are cut off; text that was added to some texts.
+    accents; texts that are cut off; text that was added.
     """
     languages = rows.findings.languages
     for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts):
@@ -292,7 +292,7 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
                 "added",
                 f"about {addition.fraction:.1%} of the {name} {addition.place} with "
                 f'"{shorten_text(addition.text, MAX_SHOWN)}", for instance {place}, but nothing on '
-                "the other side corresponds to it; remove it",
+                "the other side corresponds to it; remove it, unless it is a tag",
             )
 
 

@@ -1,6 +1,7 @@
 """Declarations of the options that several commands share."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -100,16 +101,18 @@ class CheckedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `RefusedError`."""
-        given = [word.partition("=")[0] for word in takewhile("--".__ne__, args)]
-        for parameter in self.params:
-            count = sum(given.count(name) for name in parameter.opts if name.startswith("-"))
-            if count > 1 and parameter.metavar in ONCE and not getattr(parameter, "multiple", True):
-                name = "/".join(parameter.opts[::-1])
-                raise RefusedError(f"{name}: given {count} times, but only one is used; give one")
+        if ctx.resilient_parsing:  # the shell completes the command line
+            return super().parse_args(ctx, args)
         known = {name for parameter in self.params for name in parameter.opts}
+        given = (word.partition("=")[0] for word in takewhile("--".__ne__, args))
         unknown = [name for name in given if name.startswith("--") and name not in known]
         if "--set" in known and unknown:
             _refuse_settings(unknown)
+        order = self.make_parser(ctx).parse_args(list(args))[2]  # a parameter each time it is given
+        for parameter, count in Counter(order).items():
+            if count > 1 and parameter.metavar in ONCE and not getattr(parameter, "multiple", True):
+                name = "/".join(parameter.opts[::-1])
+                raise RefusedError(f"{name}: given {count} times, but only one is used; give one")
         return super().parse_args(ctx, args)
 
 

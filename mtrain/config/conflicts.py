@@ -55,6 +55,8 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
         if corpus.model:
             yield from _synthesis_conflicts(key, corpus)
+            if isinstance(corpus, FileCorpus) and corpus.kind == "tmx":
+                continue  # has been refused
         if isinstance(corpus, FileCorpus) and (conflict := column_conflict(corpus)):
             yield f"{key}.{conflict[0]}", conflict[1]
 

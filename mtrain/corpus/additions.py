@@ -2,7 +2,7 @@
 
 Without it, the lengths of a text and its translation match far better; and no word of the
 translation occurs with it more often than elsewhere, as a word does with its own translation. What
-nearly all texts of a side have was added if nearly all translations have nothing in common.
+nearly all texts of a side have was added, unless most translations begin or end alike.
 """
 
 import math
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 import regex
@@ -156,22 +157,28 @@ class _Texts:
 
     def _is_common(self, example: _End, count: int) -> bool:
         """Whether the first `count` tokens, which nearly all texts have, are an addition: their
-        translations have nothing in common, and the tokens are no tag or usual end of a sentence.
+        translations have nothing in common, and the tokens are no tag, number of a list or usual
+        end of a sentence.
         """
         marks = [token for token in example.tokens[:count] if not token[0].isalnum()]
         if example.from_end:
             return len("".join(marks)) > 1 and not self.share_an_end
-        return not _TAG.match(example.text) and not self.share_an_end
+        is_number = not any(map(str.isalpha, example.first(count)))
+        return not is_number and not _TAG.match(example.text) and not self.share_an_end
 
     @cached_property
     def share_an_end(self) -> bool:
-        """Whether most translations begin or end alike, with more than a single mark or letter."""
+        """Whether most translations begin or end alike: with more than a single letter, and at the
+        end with more than a single mark.
+        """
         for from_end in (False, True):
-            ends = [_End.of(other, from_end=from_end).tokens for other in self.others]
+            others = (normalize("NFKC", other) for other in self.others)
+            ends = [_End.of(other, from_end=from_end).tokens for other in others]
             for count in (1, 2):
                 counts = Counter("".join(tokens[:count]) for tokens in ends)
                 text, number = counts.most_common(1)[0]
-                if len(text) > 1 and number > MAX_SHARED * len(ends):
+                is_mark = not from_end and text != "" and not text[0].isalnum()
+                if (is_mark or len(text) > 1) and number > MAX_SHARED * len(ends):
                     return True
         return False
 

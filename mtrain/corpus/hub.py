@@ -24,8 +24,6 @@ SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "c
 SUFFIXES |= {".arrow": "arrow", ".txt": "text"}
 _ROW_NAMES = "__index_level_0__"  # the first column of a CSV file, if the header does not name it
 _QUOTE = "in a CSV file, put text that holds a comma in double quotes, and end each quote"
-# How the library begins an error about files that have other columns than the first one.
-_OTHER_COLUMNS = ("Schema at index", "Couldn't cast")
 _KINDS = "Parquet, JSON, CSV, Arrow or plain text"
 # Errors of a cache that cannot be written.
 _UNWRITABLE = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
@@ -191,7 +189,10 @@ def _loading(name: str) -> Iterator[None]:
         elif isinstance(cause, UnicodeDecodeError):
             advice = "; convert the files to UTF-8"
         reason = "a file is empty" if isinstance(cause, StopIteration) else first_line(cause)
-        if reason.startswith(_OTHER_COLUMNS):
+        if reason == "Couldn't cast" or reason.startswith("Schema at index"):
             reason = "its files differ in their columns"
             advice = "; give all the same columns in the same order"
+        elif reason.startswith("Couldn't cast"):
+            reason = "a column holds values of different types"
+            advice = "; give it one type, or remove it"
         raise UserError(f"{name}: cannot load: {reason}{advice}") from None

@@ -185,7 +185,7 @@ def reading_from(name: Path | str) -> Iterator[None]:
         reason = str(getattr(error, "strerror", None) or error)  # without the number of the error
         advice = ""
         if "requires too much memory" in reason:
-            advice = "; pack it again without zstd's --long and --ultra"
+            advice = "; pack it again without zstd's --long"
         elif str(name).endswith(PACKED):
             advice = "; check that it is complete and packed as its name says"
         raise UserError(f"{name}: cannot read: {reason}{advice}") from None

@@ -10,7 +10,7 @@ from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
 from mtrain.runtime.errors import UserError
 
-MAX_WEIGHT = 1e6  # far above any useful weight, and far below those whose products overflow
+MAX_WEIGHT = 1e5  # far above any useful weight; products of much larger ones overflow
 
 RATES = ("dropout", "attention_dropout", "activation_dropout")  # fields of `Dropout`, in order
 
@@ -31,8 +31,15 @@ def build(
     return model_class(shape, rates)
 
 
-def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], path: Path) -> None:
-    """Raise `UserError` if weights stored at `path` have wrong names, types, shapes or values."""
+def check_weights(
+    parameters: dict[str, Tensor],
+    weights: dict[str, Tensor],
+    path: Path,
+    largest: float = MAX_WEIGHT,
+) -> None:
+    """Raise `UserError` if weights, or an optimizer's moments, stored at `path` have wrong names,
+    types or shapes, or values above `largest`.
+    """
     advice = "use another checkpoint"
     if unmatched := sorted(parameters.keys() ^ weights.keys()):
         names = ", ".join(unmatched[:3])
@@ -44,5 +51,5 @@ def check_weights(parameters: dict[str, Tensor], weights: dict[str, Tensor], pat
         if weight.shape != parameter.shape:
             shapes = f"shape {tuple(weight.shape)}, not {tuple(parameter.shape)}"
             raise UserError(f"{path}: {name} has {shapes}; {advice}")
-        if not (weight.abs() <= MAX_WEIGHT).all():
+        if not (weight.abs() <= largest).all():
             raise UserError(f"{path}: {name} has values that are not finite or too large; {advice}")

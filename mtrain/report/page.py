@@ -31,7 +31,7 @@ SAMPLES, MAX_TRANSLATIONS = 6, 6  # validation lines that are shown; steps whose
 ATTENDED = 3  # number of these lines with attention maps
 NOT_CHECKED = "The text was not checked"
 MAX_EXAMPLES = 5  # examples of a kind of finding
-MAX_LOGGED = 40  # newest distinct lines of the log
+MAX_LOGGED = 40  # distinct lines about the data; newest distinct warnings and errors
 MAX_LETTERS = 4000  # characters of a line of text
 
 # A log line about the data, or a warning. Used with `match`, at the start only: a search takes
@@ -256,7 +256,7 @@ def _read_log(report: Report) -> None:
     lines = [(match[1], match[2]) for match in matches]
     data = _of_last_start([text for level, text in lines if level == "INFO"])
     report.data = list(dict.fromkeys(data))[:MAX_LOGGED]
-    for line in filter(_TOTAL.match, report.data):
+    for line in filter(_TOTAL.match, data):
         report.facts["Training text"] = line.removeprefix("train: ")
     newest_first = dict.fromkeys(text for level, text in reversed(lines) if level is None)
     report.warnings = list(newest_first)[:MAX_LOGGED][::-1]
@@ -267,7 +267,12 @@ def _of_last_start(lines: list[str]) -> list[str]:
     the training text, which begin with its size.
     """
     first = max((i for i, line in enumerate(lines) if _TOTAL.match(line)), default=0)
+    named = set[str]()  # what is counted; an earlier start that failed counts the same
     while first > 0 and not lines[first - 1].startswith("train: "):
+        what = lines[first - 1].rpartition(": ")[0]
+        if what in named:
+            break
+        named.add(what)
         first -= 1
     return lines[first:]
 

@@ -56,8 +56,9 @@ def check_tokenizer(name: str) -> None:
         BLEU(tokenize=name)
     except (OSError, ImportError, RuntimeError) as error:
         if isinstance(error, OSError) or name in FETCHED:
+            advice = "" if isinstance(error, OSError) else "remove that file to load it again, or "
             raise RefusedError(
-                f"the tokenizer {name} cannot be loaded: {error}; choose another"
+                f"the tokenizer {name} cannot be loaded: {error}; {advice}choose another"
             ) from None
         advice = "or choose another one, such as char, with data.bleu_tokenize or --tokenize"
         raise MissingExtraError(f"the tokenizer {name}", name.split("-")[0], advice) from None

@@ -191,6 +191,7 @@ CORPORA_REFUSED = [
     ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
     ("{file: a.jsonl, src: 0, tgt: de}", "file: names, not numbers"),
     ("{file: a.jsonl, src: 0, model: m}", "file: names, not numbers"),
+    ("{file: a.tmx, src: en, model: m}", "file: a .tmx file has both sides"),
     ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
     ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),
     ("{file: a.tsv, src: -1, tgt: 1}", "src: greater than or equal to 0 or a valid string"),

@@ -42,7 +42,7 @@ def test_an_addition_is_found_as_it_is_written(
     ("form", "text"),
     [
         ("Here is the translation: {}", "Here is the translation:"),
-        ("1. {}", "1."),
+        ("1. {}", ""),  # a list
         ("{} (machine translation)", "(machine translation)"),
         ("{} ||| 0.5", "||| 0.5"),
         ("<2de> {}", ""),  # a tag, which chooses the language
@@ -59,9 +59,19 @@ def test_what_nearly_all_texts_have_is_found(form: str, text: str) -> None:
 
 
 def test_what_nine_of_ten_texts_have_may_be_short() -> None:
-    texts = changed(TARGETS, 1, lambda row, text: text if row < 150 else f"1. {text}")
+    texts = changed(TARGETS, 1, lambda row, text: text if row < 150 else f"T: {text}")
     [found] = additions(texts, SOURCES)
-    assert (found.text, found.fraction) == ("1.", 0.925)
+    assert (found.text, found.fraction) == ("T:", 0.925)
+
+
+@pytest.mark.parametrize(
+    ("form", "other"), [("-- {}", "\u2014 {}"), ("A: {}", "\u2014 {}"), ("{} ...", "{} \u2026")]
+)
+def test_what_corresponds_to_marks_of_the_other_side_is_no_addition(form: str, other: str) -> None:
+    texts = [form.format(text) for text in TARGETS]
+    sources = [other.format(text) for text in SOURCES]
+    assert not list(additions(texts, sources))
+    assert not list(additions(sources, texts))
 
 
 def test_both_ends_and_several_additions_are_found() -> None:

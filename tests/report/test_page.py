@@ -286,6 +286,18 @@ def test_the_text_of_the_newest_start_is_shown(copy: Path) -> None:
     assert found.facts["Training text"] == "8 of 9 pairs"
 
 
+def test_lines_of_a_start_that_failed_are_not_shown(copy: Path) -> None:
+    stamp = "2026-01-01 00:00:00 INFO"
+    failed, count = "data.valid: carriage returns removed: 2", 45
+    sets = ["data.valid: carriage returns removed: 1"]
+    sets += [f"data.test.{number}: carriage returns removed: 1" for number in range(count)]
+    lines = [failed, *sets, "train: 8 of 9 pairs"]
+    (copy / "train.log").write_text("".join(f"{stamp} {line}\n" for line in lines))
+    found = report.collect_report(copy, ["bavo"])
+    assert found.data == sets[: report.MAX_LOGGED]
+    assert found.facts["Training text"] == "8 of 9 pairs"
+
+
 def test_scores_of_an_external_metric_are_shown(copy: Path) -> None:
     best = json.loads((copy / "best.json").read_text())
     for number, entry in enumerate(best["history"]):

@@ -35,6 +35,7 @@ from conftest import (
     write_config,
     write_corpus,
 )
+from safetensors.torch import load_file, save_file
 
 from mtrain.config.loading import load_config
 from mtrain.data import batches
@@ -706,6 +707,20 @@ def test_a_larger_max_steps_continues_a_complete_run(run: Path) -> None:
     names = ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json")
     for name in ("best.json", *(f"{final}/{name}" for name in names)):
         assert (run / name).read_bytes() == (expected / name).read_bytes()
+
+
+def test_moments_may_be_larger_than_weights(run: Path) -> None:
+    """Adam counts the steps, which may be more than a million."""
+    start(run, "train.max_steps=16")
+    newest = run / "checkpoints/step-00000016"
+    moments = load_file(file := newest / "trainer/optimizer.safetensors")
+    for name in moments:
+        if name.endswith(".step"):
+            moments[name].fill_(2e6)
+    save_file(moments, file, {"format": "mtrain"})
+    manifest.seal(newest)
+    start(run)
+    assert (run / "checkpoints/step-00000024").is_dir()
 
 
 def test_a_run_that_is_extended_is_as_if_it_had_not_ended(run: Path) -> None:

@@ -168,6 +168,16 @@ def test_what_is_not_finite_ends_the_run(tiny_config: TinyConfig, tmp_path: Path
         trainer._check_finite()
 
 
+def test_the_first_step_blames_no_learning_rate(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    config = load_config(tiny_config())
+    run = RunDirectory(tmp_path / "run")
+    trainer = Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
+    trainer.optimizer.update = lambda *_: torch.tensor(math.nan)  # type: ignore[method-assign]
+    trainer.take_step(trainer.micro_batches())
+    with pytest.raises(UserError, match=r"step 1 .*; check train\.init_from and model\.dropout"):
+        trainer._check_finite()
+
+
 def test_each_slice_of_each_step_has_a_seed_of_its_own() -> None:
     numbers = list(product((0, 1), (1, 2), (0, 1), (0, 1, 2)))
     assert len({slice_seed(*each) for each in numbers}) == len(numbers)
