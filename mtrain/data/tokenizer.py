@@ -138,7 +138,7 @@ class Tokenizer:
     def is_bpe(self) -> bool:
         """Whether the pieces' scores are ranks of merges rather than log-probabilities."""
         scores = [self.processor.get_score(number) for number in self.plain_pieces]
-        return len(set(scores)) == len(scores) and all(score == round(score) for score in scores)
+        return len(set(scores)) == len(scores) and all(score.is_integer() for score in scores)
 
     @property
     def normalization(self) -> str:
@@ -193,7 +193,7 @@ class Tokenizer:
 
 def _longest_replacement(proto: bytes) -> int:
     """Return the length in bytes of the longest text that replaces a character in normalization;
-    raises `LookupError` or `RecursionError` if a model is truncated or malformed.
+    raises `LookupError`, `RecursionError` or `ValueError` if a model is truncated or malformed.
     """
     longest = 0
     for number, normalizer in _fields(proto):
@@ -201,8 +201,9 @@ def _longest_replacement(proto: bytes) -> int:
             continue
         for inner, table in _fields(normalizer):
             if inner == _CHARACTER_MAP and len(table) >= 4:  # size of a trie, the trie, the texts
-                texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-                longest = max(longest, *map(len, texts))
+                texts = table[4 + int.from_bytes(table[:4], "little") :]
+                texts.decode("utf-8")
+                longest = max(longest, *map(len, texts.split(b"\0")))
     return longest
 
 

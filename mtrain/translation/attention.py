@@ -7,6 +7,7 @@ which single layer is best depends on the number of layers.
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_tokens, collate, lengths_of
 from mtrain.data.store import IdPairs, Ids
 from mtrain.runtime.device import out_of_memory_as
-from mtrain.translation.loading import LoadedModel
+from mtrain.runtime.errors import UserError
+from mtrain.translation.loading import NOT_A_NUMBER, LoadedModel
 
 LAYERS = 3
 BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -50,13 +52,15 @@ def attention_maps(loaded: LoadedModel, pairs: IdPairs) -> dict[str, list[Tensor
 
 
 def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> Attention:
-    """Return the attention weights of a pair of ids without eos."""
+    """Return the attention weights of a pair of ids without eos; raises `UserError`."""
     bos, eos = loaded.ids.bos, loaded.ids.eos
     pieces = loaded.tokenizer.all_pieces
     sequences = ((*src, eos), (*tgt, eos), (bos, *tgt))
     source, target, target_in = ([pieces[id_] for id_ in ids] for ids in sequences)
     maps = attention_maps(loaded, [(src, tgt)]).items()
     weights = {kind: [layer[0].float().cpu().numpy() for layer in layers] for kind, layers in maps}
+    if any(np.isnan(layer).any() for layer in chain(*weights.values())):
+        raise UserError(NOT_A_NUMBER)
     return Attention(source, target, target_in, **weights)
 
 

@@ -28,6 +28,10 @@ from mtrain.runtime.errors import RefusedError, is_utf8
 from mtrain.runtime.log import logger
 from mtrain.runtime.workers import available_threads
 
+NOT_A_NUMBER = (
+    "a score is not a number: the model's weights may be too large; use another checkpoint"
+)
+
 # Ids of each line without eos, and the indices of the lines that were cut.
 Encoded = tuple[list[NDArray[np.int64]], list[int]]
 

@@ -15,7 +15,8 @@ from mtrain.data.store import IdPairs, Ids
 from mtrain.model.decoder import mean_log_probs
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
-from mtrain.translation.loading import LoadedModel
+from mtrain.runtime.errors import UserError
+from mtrain.translation.loading import NOT_A_NUMBER, LoadedModel
 from mtrain.translation.threads import MAX_THREADS, in_threads, kept_threads
 from mtrain.translation.translator import out_of_memory_message
 
@@ -32,11 +33,14 @@ class Scorer:
         self, sources: list[str], targets: list[str]
     ) -> tuple[list[float], tuple[list[int], list[int]]]:
         """Return the natural log-probability of each target with eos, and the indices of the
-        sources and of the targets that were cut.
+        sources and of the targets that were cut. Raises `UserError`.
         """
         src, cut_sources = self.loaded.encode_sources(sources)
         tgt, cut_targets = self.loaded.encode_targets(targets)
-        return (-self.pair_nll(src, tgt)).tolist(), (cut_sources, cut_targets)
+        nll = self.pair_nll(src, tgt)
+        if nll.isnan().any():
+            raise UserError(NOT_A_NUMBER)
+        return (-nll).tolist(), (cut_sources, cut_targets)
 
     def nll(self, sources: list[str], targets: list[str], ranks: Ranks) -> float:
         """Return the negative log-likelihood per target token, eos included. Each rank scores a

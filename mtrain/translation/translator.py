@@ -24,10 +24,10 @@ from mtrain.corpus.lines import is_blank
 from mtrain.data.batches import batch_by_length, pad
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.workers import CAN_FORK, map_tasks
 from mtrain.scoring.mbr import min_risk_index
-from mtrain.translation.loading import LoadedModel
+from mtrain.translation.loading import NOT_A_NUMBER, LoadedModel
 from mtrain.translation.sampling import Sampling, TokenSampler
 from mtrain.translation.search import BeamSearch, GreedySearch, Hypothesis, Rules, length_normalizer
 from mtrain.translation.threads import MAX_THREADS, in_threads, kept_threads
@@ -285,6 +285,8 @@ class Translator:
         longest = max(len(line.source) for line in group)
         with out_of_memory_as(out_of_memory_message(len(group), longest)):
             results = self._sample(group) if self.decode.sample else self.search(group, scored)
+        if scored and any(math.isnan(hypothesis.score) for hypothesis in chain(*results)):
+            raise UserError(NOT_A_NUMBER)
         texts = iter(self.loaded.decode_targets([h.ids for h in chain(*results)]))
         translations = [
             [Translation(next(texts), h.score, len(h.ids) + 1) for h in hypotheses]

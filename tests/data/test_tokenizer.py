@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import math
 import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,6 +210,23 @@ def test_a_file_that_is_no_model_is_refused_by_name(tmp_path: Path, content: byt
         message = "not a SentencePiece model"
     with pytest.raises(UserError, match=rf"odd\.model: {message}"):
         Tokenizer.load(tmp_path / "odd.model")
+
+
+def test_scores_that_are_no_numbers_are_none_of_merges(tokenizer: Tokenizer) -> None:
+    processor = tokenizer.processor
+    last = struct.pack("<f", processor.get_score(processor.get_piece_size() - 1))
+    assert tokenizer.is_bpe
+    for score in (math.nan, -math.inf):
+        changed = Tokenizer(tokenizer.proto.replace(last, struct.pack("<f", score)))
+        assert not changed.is_bpe
+
+
+def test_a_normalization_to_bytes_that_are_no_text_is_refused() -> None:
+    proto = train(normalization="nfkc").proto
+    text = b"\0hPa\0"  # of a character for hectopascals
+    assert text in proto
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        Tokenizer(proto.replace(text, b"\0h\xffa\0"))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError("mine"), ValueError("odd")])

@@ -80,6 +80,20 @@ def test_attention_needs_lines(loaded_model: LoadedModel, pair: tuple[Any, Any])
         Model(loaded_model).attention(*pair)
 
 
+def test_scores_that_are_no_numbers_are_refused(trained_run: Path) -> None:
+    """As of weights whose products overflow."""
+    model = mtrain.load(trained_run, device="cpu")
+    for weight in model.loaded.model.parameters():
+        weight.data.mul_(1e30)
+    for call in (
+        lambda: model.translate("bavo", n_best=2),
+        lambda: model.score(["bavo"], ["celu"]),
+        lambda: model.attention("bavo", "celu"),
+    ):
+        with pytest.raises(mtrain.UserError, match="a score is not a number"):
+            call()
+
+
 def test_lines_that_are_cut_are_warned_of(
     loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
