@@ -172,7 +172,9 @@ class _Texts:
         end with more than a single mark.
         """
         for from_end in (False, True):
-            others = (normalize("NFKC", other) for other in self.others)
+            # not whole texts: normalization takes quadratic time in the number of accents
+            part = slice(-MAX_END, None) if from_end else slice(MAX_END)
+            others = (normalize("NFKC", other[part]) for other in self.others)
             ends = [_End.of(other, from_end=from_end).tokens for other in others]
             for count in (1, 2):
                 counts = Counter("".join(tokens[:count]) for tokens in ends)
