@@ -135,8 +135,7 @@ def begin_job(
     config: Path, overrides: list[str] | None, time_limit: str | None = None
 ) -> tuple["schema.Config", Stop]:
     """Catch signals, then read the settings of a long job."""
-    seconds = None if time_limit is None else parse_duration(time_limit)
-    stop = Stop(seconds)
+    stop = Stop(None if time_limit is None else parse_duration(time_limit))
     stop.install()
     from mtrain.config.loading import load_config
 

@@ -133,7 +133,7 @@ def _check_paths(
 @options.with_options({"tag": options.SEARCH["tag"]})
 def attention(
     words: options.RunAndTexts = None,
-    model: Annotated[list[Path] | None, options.model("The same as RUN.")] = None,
+    model: options.Model = None,
     output: Annotated[
         Path | None, file("HTML page to write; default: attention.html.", "--output", "-o")
     ] = None,

@@ -46,11 +46,7 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
 PathText = Annotated[Word, AfterValidator(_expanded(files.expand_path))]
 DatasetName = Annotated[Word, AfterValidator(_expanded(files.expand_dataset))]
 TABLE = r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"
-TableName = Annotated[
-    str,
-    Field(pattern=TABLE),
-    AfterValidator(_expanded(files.expand_path)),
-]
+TableName = Annotated[str, Field(pattern=TABLE), AfterValidator(_expanded(files.expand_path))]
 
 
 class Section(BaseModel):

@@ -88,18 +88,13 @@ def _keys(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "")
             section = definitions[setting["$ref"].rpartition("/")[2]]
             yield from _keys(section, definitions, f"{prefix}{name}.")
             continue
-        yield _key(prefix + name, setting, schema)
+        default = setting.get("default", "")
+        shown = default if isinstance(default, str) else json.dumps(default)
+        type_ = _type(setting) + ", required" * (name in schema.get("required", ()))
+        yield Key(prefix + name, shown, type_, setting["description"])
         if f"{prefix}{name}.N" == ENTRY:
             for kind in KINDS.values():
                 yield from _keys(definitions[kind.__name__], definitions, f"{ENTRY}.")
-
-
-def _key(name: str, setting: dict[str, Any], section: dict[str, Any]) -> Key:
-    is_required = name.rpartition(".")[2] in section.get("required", ())
-    default = setting.get("default", "")
-    shown = default if isinstance(default, str) else json.dumps(default)
-    type_ = _type(setting) + ", required" * is_required
-    return Key(name, shown, type_, setting["description"])
 
 
 def _type(setting: dict[str, Any]) -> str:

@@ -371,7 +371,7 @@ def override_decode(
 
 def expectation(error: Any) -> str:
     """Return what a value should be, from an error of pydantic."""
-    if error["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+    if error["type"] in ("model_type", "dict_type", "union_tag_not_found"):
         return "should be a mapping of settings"
     if error["type"] == "list_type":
         return "should be a list"

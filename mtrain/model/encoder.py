@@ -13,13 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mtrain.model.transformer import (
-    DecoderLayer,
-    EncoderLayer,
-    Parts,
-    Transformer,
-    attend_step,
-)
+from mtrain.model.transformer import DecoderLayer, EncoderLayer, Parts, Transformer, attend_step
 
 # Length to pad keys and values to: torch computes softmax and products of shorter ones value by
 # value, up to ten times slower.

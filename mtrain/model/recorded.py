@@ -19,13 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mtrain.model.decoder import (
-    Decoder,
-    StepBuffers,
-    keep_sentences,
-    log_probs_of,
-    split_layers,
-)
+from mtrain.model.decoder import Decoder, StepBuffers, keep_sentences, log_probs_of, split_layers
 from mtrain.model.encoder import VECTOR
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.device import record_graph

@@ -116,13 +116,13 @@ class Attention(nn.Module):
         return tuple(part.transpose(1, 2) for part in parts.unbind(2))
 
 
-def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+def attend_step(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, out: Tensor) -> None:
     """Equation 1 without gradients, for the newest tokens of W hypotheses or W tokens of a source,
     with G = B x H: queries (G, W, K), keys (G, K, S), values (G, S, K), and a bias that broadcasts
     to (G, W, S) -> (G, W, K), in `out`. For few queries this is faster than torch's fused kernels.
     """
     scores = torch.baddbmm(bias, query, key, alpha=query.shape[-1] ** -0.5)
-    return torch.bmm(scores.softmax(-1), value, out=out)
+    torch.bmm(scores.softmax(-1), value, out=out)
 
 
 def fixed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]:

@@ -122,12 +122,9 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
     """Refuse a config that changes keys that are fixed within a run, or the number of
     micro-batches per step.
     """
-    if not _has(run, layout.CONFIG):
-        _check_step(run, None, config, ranks)
-        return
-    _, stored = reader.read_settings(run.path)
+    stored = reader.read_settings(run.path)[1] if _has(run, layout.CONFIG) else None
     _check_step(run, stored, config, ranks)
-    if refused := fixed_changes(stored, config):
+    if refused := fixed_changes(stored or config, config):
         path = str(run.path)
         start = ""
         keys = [key for key, *_ in refused]

@@ -156,9 +156,8 @@ class History(BaseModel, populate_by_name=True):
 
     def _metric_for(self, entries: list[Entry]) -> Metric:
         """Return the metric that compares these validations."""
-        bleus = [entry["bleu"] for entry in _intact(entries)]
-        is_low = bool(bleus) and max(bleus) < MIN_BLEU
-        return "nll" if self.metric == "bleu" and is_low else self.metric
+        best_bleu = max((entry["bleu"] for entry in _intact(entries)), default=MIN_BLEU)
+        return "nll" if self.metric == "bleu" and best_bleu < MIN_BLEU else self.metric
 
 
 def _entry_of(record: dict[str, Any]) -> Entry:

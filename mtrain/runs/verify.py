@@ -154,17 +154,15 @@ def _checkpoints(run: Run) -> Iterator[Finding]:
     if run.history and run.history.average and not os.path.lexists(average):
         yield Finding(_name(run, average), MISSING, "best.json has its scores")
     for path in paths:
-        name = _name(run, path)
-        findings = list(_checkpoint(path, name, run))
+        findings = list(_checkpoint(path, _name(run, path), run))
         inner = path / layout.TRAINER
-        is_needed = run.state != "complete"
-        if is_needed and not inner.exists() and path in newest_complete:
+        if run.state != "complete" and not inner.exists() and path in newest_complete:
             text = "resuming from this checkpoint needs it"
             findings.append(Finding(_name(run, inner), MISSING, text))
         if not run.is_running or path.exists():  # training may have removed an old checkpoint
             yield from findings
-    if run.state == "complete":
-        newest = directory / layout.step_name(run.status.step if run.status else 0)
+    if run.status is not None and run.state == "complete":
+        newest = directory / layout.step_name(run.status.step)
         if not paths:
             yield Finding(layout.CHECKPOINTS, MISSING, "a complete run has checkpoints")
         elif newest not in paths:
@@ -189,8 +187,7 @@ def _model(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     if provenance and manifest.hash_file(path / layout.TOKENIZER) != provenance.tokenizer:
         yield Finding(name, CHANGED, f"its {layout.TOKENIZER} differs from run.json")
     elif changed:
-        text = f"its settings differ from config.yaml: {', '.join(changed)}"
-        yield Finding(name, CHANGED, text)
+        yield Finding(name, CHANGED, f"its settings differ from config.yaml: {', '.join(changed)}")
     else:
         yield Finding(name, OK, INTACT)
 

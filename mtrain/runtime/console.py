@@ -101,29 +101,25 @@ def handling_write_errors(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def stopped_by_signals(handles_termination: bool = True) -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt`, as `restore_interrupt` does. If `handles_termination`,
-    SIGTERM and SIGHUP raise `SystemExit`, so that the block can keep what it has written, and a
-    second signal ends the process at once.
+def stopped_by_signals() -> Iterator[None]:
+    """Let Ctrl-C raise `KeyboardInterrupt`, and SIGTERM and SIGHUP `SystemExit`, so that the block
+    can keep what it has written. A second signal ends the process at once.
     """
     restore_interrupt()
-    defaults = {
+    defaults: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,
         signal.SIGHUP: signal.SIG_DFL,
     }
-    before = {number: signal.getsignal(number) for number in defaults}
-    changed = list[signal.Signals]()
-    if handles_termination:
-        # leave other handlers alone: a signal may be ignored, or a job may handle it
-        changed += [number for number, default in defaults.items() if before[number] is default]
+    # leave other handlers alone: a signal may be ignored, or a job may handle it
+    changed = [n for n, default in defaults.items() if signal.getsignal(n) is default]
     try:
         for number in changed:
             signal.signal(number, _stop)
         yield
     finally:
         for number in changed:
-            signal.signal(number, before[number])
+            signal.signal(number, defaults[number])
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -88,10 +88,9 @@ def opened(
     """
     shown = ", ".join("stdout" if str(name) == "-" else str(name) for name in names)
     has_files = not {str(name) for name in names} <= {"-", os.devnull}
-    handles_termination = has_files and not is_direct
     with (
         handling_write_errors(shown),
-        stopped_by_signals(handles_termination),
+        stopped_by_signals() if has_files and not is_direct else nullcontext(),
         ExitStack() as stack,
     ):
         outputs = list[_Output]()
@@ -241,11 +240,8 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
     """Refuse an output that would overwrite an input, or be read as one while it grows."""
     if output is None:
         return
-    for source in inputs:
-        if source is None:
-            continue
-        input_ = 0 if str(source) == "-" else str(source)
-        read = _identities(input_, regular_only=True)
+    for source in filter(None, inputs):
+        read = _identities(0 if str(source) == "-" else str(source), regular_only=True)
         if _written(str(output)) & read:
             name = "stdout" if str(output) == "-" else output
             raise RefusedError(f"{name}: is an input, too; write to another file")

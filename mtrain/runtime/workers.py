@@ -16,7 +16,6 @@ import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -161,12 +160,11 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     here, there = context.Pipe()
-    target: Callable[[], None] = partial(_work, os.getpid(), there, work)
-    if forked:
-        target = partial(_work_forked, [*pipes, here], target)
-    else:
+    inherited = [*pipes, here] if forked else []  # a forked process inherits all open files
+    if not forked:
         resource_tracker.ensure_running()  # it would unblock signals when the first process starts
-    process = context.Process(target=target, daemon=True)
+    arguments = os.getpid(), there, work, inherited
+    process = context.Process(target=_work, args=arguments, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
     try:
         with warnings.catch_warnings():
@@ -178,19 +176,13 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
     return process, here
 
 
-def _work_forked(pipes: list[Connection], target: Callable[[], None]) -> None:
-    """Do the work of a forked process, which inherits all open files: close the parent's ends of
-    pipes first.
+def _work(parent: int, pipe: Connection, work: Work[Any, Any], inherited: list[Connection]) -> None:
+    """Do the tasks that arrive, until the other end of the pipe is closed; first close the parent's
+    ends of pipes, `inherited`. On Linux the process dies with its parent: a forked process that
+    survived would keep the parent's locks.
     """
-    for pipe in pipes:
-        pipe.close()
-    target()
-
-
-def _work(parent: int, pipe: Connection, work: Work[Any, Any]) -> None:
-    """Do the tasks that arrive, until the other end of the pipe is closed. On Linux the process
-    dies with its parent: a forked process that survived would keep the parent's locks.
-    """
+    for other in inherited:
+        other.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(EOFError, OSError):

@@ -148,8 +148,7 @@ class Learner:
         shape = shape_of(config, vocab_size, ids.pad)
         rates = Dropout(*(getattr(config.model, name) for name in RATES))
         model = build(shape, self.device, rates, compiled=self.machine.compile).to(self.device)
-        is_bf16 = self.machine.precision == "bf16"
-        set_compute_dtype(model, torch.bfloat16 if is_bf16 else torch.float32)
+        set_compute_dtype(model, compute_dtype(self.machine.precision, self.device, training=True))
         self.model = model.train()
         betas = config.train.adam_betas
         eps = config.train.adam_eps

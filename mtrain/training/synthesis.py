@@ -89,19 +89,12 @@ def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> d
 
 
 def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> SyntheticText | None:
-    """Read the record of an entry's synthetic text; None if the text must be made."""
+    """Read the record of an entry's synthetic text; None if the text must be made. A run that has
+    begun keeps its text even if the models change, and refuses other settings.
+    """
     provenance = run.read(layout.RUN, Provenance)
     if provenance is None:
         return _find_current(config, run, number, stop)
-    return _find_kept(config, run, number, stop, provenance)
-
-
-def _find_kept(
-    config: Config, run: RunDirectory, number: int, stop: Stop, provenance: Provenance
-) -> SyntheticText | None:
-    """Find the text of a run that has begun: it keeps the text even if the models change, and
-    refuses other settings.
-    """
     key, entry = f"data.train.{number}", config.data.train[number]
     if key not in provenance.synthetic:
         raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
@@ -205,7 +198,10 @@ class Synthesizer:
         self.text = _given(entry)
         self.name = _name_of(self.text)
         self.device = device_of(config.train.device, ranks)
-        self.models, self.hashes = self._choose_models()
+        # rank 0 alone chooses: the best checkpoint of a run in training may change
+        self.models = ranks.from_rank_0(self._resolve, list[Path])
+        self.hashes = _hashes_of(self.models)
+        ranks.check_same(json.dumps(self.hashes), f"models of {self.key}")
         self.search = {name: getattr(entry, name) for name in ("sample", "top_k", "beam_size")}
         model = load_stored_config(self.models[0] / layout.CONFIG)
         self._check_direction(model)
@@ -216,14 +212,6 @@ class Synthesizer:
         self.seed = config.seed + earlier.count(corpus_name(self.text))
         seed = self.seed if entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, options, seed, self.device.type)
-
-    def _choose_models(self) -> tuple[list[Path], list[str]]:
-        """Return the paths and hashes of the models, which must be the same on all ranks."""
-        # rank 0 alone chooses: the best checkpoint of a run in training may change
-        models = self.ranks.from_rank_0(self._resolve, list[Path])
-        hashes = _hashes_of(models)
-        self.ranks.check_same(json.dumps(hashes), f"models of {self.key}")
-        return models, hashes
 
     def _resolve(self) -> list[Path]:
         """Find the models; raises `MissingModelError`."""
@@ -335,8 +323,7 @@ class Synthesizer:
         if _hashes_of(self.models) != self.hashes:
             raise UserError(f"{self.key}.model: changed while it was loaded; run this again")
         loaded.check_stop = self.stop.check
-        alone = self.ranks.size == 1
-        return Translator(loaded, seed=self.seed, threads=1, in_processes=alone)
+        return Translator(loaded, seed=self.seed, threads=1, in_processes=self.ranks.size == 1)
 
     def _translate(self, number: int, pairs: list[Pair]) -> LineShard:
         translator = self._translator

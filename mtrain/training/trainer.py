@@ -296,11 +296,8 @@ class Trainer:
 
     def _not_finite(self, text: str) -> UserError:
         text = f"step {self.progress.step} (up to {self.progress}): {text}"
-        text += (
-            "; the last checkpoint is intact"
-            if layout.complete_checkpoints(self.run_dir.checkpoints)
-            else ""
-        )
+        if layout.complete_checkpoints(self.run_dir.checkpoints):
+            text += "; the last checkpoint is intact"
         return self.ranks.mark_shared(UserError(text))
 
     def _record(self, norm: Tensor, rate: float, bar: Any) -> None:

@@ -222,8 +222,7 @@ class Validation:
         logger.info("%s at step %s%s: %s", state, reached, after, path)
         best = history.best
         if best:
-            scores = summary(best)
-            logger.info("best by %s: %s  %s", history.measure, best["checkpoint"], scores)
+            logger.info("best by %s: %s  %s", history.measure, best["checkpoint"], summary(best))
         if state != "complete":
             return
         for name in filter(history.tests.get, self.prepared.tests):
@@ -341,8 +340,7 @@ class Validation:
         weights = load(self.ranks.from_rank_0(lambda: save(read().weights), bytes))
         snapshot = self.checkpoints.snapshot(weights)
         device = str(self.learner.device)
-        check_stop = self.stop.check
-        return unpack(snapshot, path, {}, device=device, check_stop=check_stop)
+        return unpack(snapshot, path, {}, device=device, check_stop=self.stop.check)
 
 
 def _mean(parts: list[Entry]) -> Entry:

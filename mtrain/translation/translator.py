@@ -232,8 +232,7 @@ class Translator:
         for start in range(0, len(batches), count):
             of_all_ranks = batches[start : start + count]
             own = self._translate_batches(of_all_ranks[ranks.rank :: ranks.size], scored)
-            part = partial(list[Translated], own)
-            by_rank = ranks.gather(part, list[Translated])
+            by_rank = ranks.gather(partial(list[Translated], own), list[Translated])
             for index in range(len(of_all_ranks)):
                 yield by_rank[index % ranks.size][index // ranks.size]
 
