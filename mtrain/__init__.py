@@ -10,7 +10,7 @@ From Python, a trained run translates:
     model.translate(["A dog."])
 """
 
-from os import PathLike
+from os import PathLike, fspath
 from os.path import expanduser
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,12 @@ def load(
 
     if not paths:
         raise RefusedError("mtrain.load: needs a run or checkpoint directory")
-    if not all(isinstance(path, str | PathLike) for path in paths):
+    names = [fspath(path) if isinstance(path, PathLike) else path for path in paths]
+    if not all(isinstance(name, str) for name in names):
         raise RefusedError("mtrain.load: expected paths, as in load(a, b) for an ensemble")
-    expanded = [Path(expanduser(path)) for path in paths]
+    if "" in names:  # would be the working directory
+        raise RefusedError("mtrain.load: an empty path; name a run or checkpoint directory")
+    expanded = [Path(expanduser(name)) for name in names]
     try:
         return api.Model(loading.load(*expanded, device=str(device), precision=precision))
     except OSError as error:

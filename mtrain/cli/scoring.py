@@ -53,7 +53,8 @@ def evaluate(
     is_given = tokenize is not None or tgt_lang is not None
     if model is not None and on is not None:
         sources, references, language, tag = _read_run_set(model[0], on, output)
-        tgt_lang, decode["tag"] = tgt_lang or language, decode["tag"] or tag
+        tgt_lang = tgt_lang or language
+        decode["tag"] = tag if decode["tag"] is None else decode["tag"]
     else:
         references = read_references(reference or [])
         sources = read_source(source, references) if source else []

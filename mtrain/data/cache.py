@@ -79,9 +79,13 @@ def cached(
                 manifest.write_directory(path, fill)
                 item = read_cached(key, read)
     except OSError as error:
+        is_gone = isinstance(error, FileNotFoundError)
+        advice = (
+            "run the same command again" if is_gone else "set MTRAIN_CACHE to another directory"
+        )
         raise UserError(
             f"{error.filename or path}: cannot store the prepared text: {error.strerror or error}; "
-            "set MTRAIN_CACHE to another directory"
+            f"{advice}"
         ) from None
     if item is None:
         raise UserError(f"{path}: cannot read the prepared text back; check the disk")

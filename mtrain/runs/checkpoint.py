@@ -111,6 +111,10 @@ def load(path: Path) -> Snapshot:
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, MAX_JSON_BYTES))
     except FileNotFoundError:  # training may remove it after `verify`
         raise manifest.MissingError(f"{path}: was removed while it was read; try again") from None
+    except RuntimeError:  # of torch, which opens the file again
+        if (path / MODEL).exists():
+            raise
+        raise manifest.MissingError(f"{path}: was removed while it was read; try again") from None
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{path}: cannot be read: {error}") from None
 

@@ -70,13 +70,19 @@ def write_directory(
     remove_directory(partial)
     # without parents: a run directory that vanished must not come back empty
     partial.mkdir()
+    descriptor = os.open(partial, os.O_RDONLY)
     try:
         fill(partial)
         seal(partial)
+        # if its parent was removed, another process may be filling a directory of this name
+        if not files.is_at(descriptor, partial):
+            raise UserError(f"{path}: was removed while it was written; run the same command again")
         make_room(path)
         os.replace(partial, path)
     finally:
-        _clear(partial)  # free the space: the disk may be full
+        if files.is_at(descriptor, partial):
+            _clear(partial)  # free the space: the disk may be full
+        os.close(descriptor)
     files.sync(path.parent)
 
 
@@ -159,6 +165,8 @@ def verify(directory: Path, *needed: str) -> list[str]:
             if hash_file(file) != entry.sha256:
                 text = "its SHA-256 is not the manifest's; the file was changed or damaged"
                 raise DamagedError(f"{file}: {text}")
+        except FileNotFoundError:  # removed after the first line of this block
+            raise MissingError(f"{file}: missing") from None
         except OSError as error:
             raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     return list(entries)
@@ -197,6 +205,8 @@ def _read_manifest(directory: Path) -> dict[str, FileEntry]:
             raise DamagedError(f"{directory}: no {NAME}: incomplete, or not a directory of mtrain")
         data = files.read_whole(path, _MAX_BYTES)
         content = read_json(data, Manifest)
+    except FileNotFoundError:  # training may remove it meanwhile
+        raise MissingError(f"{path}: missing") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -169,7 +169,7 @@ def is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file is still at `path`, neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

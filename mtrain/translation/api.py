@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +15,7 @@ from mtrain.runtime.log import TruncatedLines
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
+from mtrain.translation.threads import begin_child
 from mtrain.translation.translator import Translation, Translator, check_options
 
 
@@ -123,7 +124,7 @@ def _prepare_forks() -> None:
     """Let forked processes compute in one thread: OpenMP's threads do not survive a fork, and a
     process would wait for them for ever.
     """
-    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+    os.register_at_fork(after_in_child=begin_child)
 
 
 def _as_argument(name: str) -> str:
@@ -140,7 +141,9 @@ def _warn_of_cut(indices: list[int], limit: int, name: str) -> None:
 
 def _as_lines(lines: Iterable[str], name: str) -> list[str]:
     """Return lines as a list; raises `RefusedError` unless all are strings."""
-    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
+    # an array of no dimensions has `__iter__`, but cannot be iterated over
+    is_one = isinstance(lines, str | bytes) or getattr(lines, "ndim", 1) == 0
+    if is_one or not isinstance(lines, Iterable):
         raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")
     result = list(lines)
     for index, line in enumerate(result):

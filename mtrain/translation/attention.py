@@ -64,8 +64,12 @@ def attention_of(loaded: LoadedModel, src: Ids, tgt: Ids) -> Attention:
     return Attention(source, target, target_in, **weights)
 
 
-def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[str]:
-    """Return the word alignment of each source line and its translation; empty for blank lines."""
+def align(
+    loaded: LoadedModel, sources: list[str], targets: list[str]
+) -> tuple[list[str], list[int]]:
+    """Return the word alignment of each source line and its translation, empty for blank lines, and
+    the indices of the translations that were cut.
+    """
     alignments = [""] * len(sources)
     lines = enumerate(zip(sources, targets, strict=True))
     line_indices = [index for index, pair in lines if not any(map(is_blank, pair))]
@@ -76,7 +80,7 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
         return np.array(word_indices([pieces[id_] for id_ in ids]), np.int64)
 
     src_ids, _ = loaded.encode_sources([sources[i] for i in line_indices])
-    tgt_ids, _ = loaded.encode_targets([targets[i] for i in line_indices])
+    tgt_ids, cut = loaded.encode_targets([targets[i] for i in line_indices])
     pairs = list(zip(src_ids, tgt_ids, strict=True))
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
     for batch in batch_by_tokens(lengths_of(pairs), budget):
@@ -89,7 +93,7 @@ def align(loaded: LoadedModel, sources: list[str], targets: list[str]) -> list[s
             src, tgt = pairs[i]
             alignment = _alignment(table, words_of(src[tag_length:]), words_of(tgt))
             alignments[line_indices[i]] = alignment
-    return alignments
+    return alignments, [line_indices[i] for i in cut]
 
 
 def _alignment(weights: NDArray[np.float32], src_words: Ids, tgt_words: Ids) -> str:

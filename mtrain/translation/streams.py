@@ -53,7 +53,7 @@ def translate_stream(
     limit = 1 if line_buffered else None
     windows = translator.in_windows(pairs, limit)
     done = 0
-    cut = TruncatedLines()
+    cut, cut_alignments = TruncatedLines(), TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.from_rank_0(lambda: next(windows, []), Window):
             window = [line for line, _ in rows]
@@ -71,7 +71,8 @@ def translate_stream(
                     sink.writelines(_format(index, hypotheses, n_best, scores))
                 if alignments is not None:
                     best = [hypotheses[0].text for hypotheses in results]
-                    links = align(loaded, window, best)
+                    links, cut_indices = align(loaded, window, best)
+                    cut_alignments.add(done + index for index in cut_indices)
                     alignments.writelines(line.encode() + b"\n" for line in links)
             if line_buffered:
                 for stream in filter(None, (sink, alignments)):
@@ -79,6 +80,7 @@ def translate_stream(
             done += len(window)
     warn_of_counts(counts)
     cut.warn(loaded.max_source_length)
+    cut_alignments.warn(loaded.max_target_length, "--alignments: translations")
 
 
 def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int) -> Iterator[str]:

@@ -60,4 +60,13 @@ class _TorchThreads:
                 torch.set_num_threads(self.number)
 
 
-kept_threads = _TorchThreads().kept
+_torch_threads = _TorchThreads()
+kept_threads = _torch_threads.kept
+
+
+def begin_child() -> None:
+    """Let a forked process compute in one thread: OpenMP's threads do not survive a fork, and a
+    process would wait for them for ever. The uses of other threads have ended with these threads.
+    """
+    _torch_threads.__init__()  # type: ignore[misc]
+    torch.set_num_threads(1)

@@ -931,6 +931,7 @@ def test_eval_scores_the_run_s_own_sets(
         monkeypatch.chdir(folder)
         assert command("eval", name, "--on", "held_out", "--json") == named
     assert command("eval", "-m", both_run, "--on", "valid", "--json").code == 2
+    assert "does not know this tag" in command("eval", run_dir, "--on", "valid", "--tag", "").err
     scores = []
     for number in (0, 1):
         found = command("eval", both_run, "--on", f"valid.{number}", "--json")

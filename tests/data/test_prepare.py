@@ -276,6 +276,15 @@ def test_results_of_a_corpus_that_changes_are_not_cached(
     assert len(list(cache_directory().glob("*/manifest.json"))) == kept
 
 
+def test_a_cache_that_is_emptied_while_it_is_written_gets_advice() -> None:
+    def fill(directory: Path) -> None:
+        shutil.rmtree(cache_directory())
+        (directory / "text").write_text("text")
+
+    with pytest.raises(UserError, match=r"cannot store the .*; run the same command again$"):
+        cache.cached("key", Path.read_text, fill, Stop())
+
+
 def test_validation_lines_that_will_be_cut_are_warned_of(
     tiny_config: TinyConfig, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:

@@ -326,6 +326,23 @@ def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
         checkpoint.load_resolved(run)
 
 
+def test_weights_that_are_removed_while_they_are_opened_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """safetensors opens a file, then torch opens it again."""
+    (path,) = layout.complete_checkpoints(make_run(tmp_path / "run", 10) / "checkpoints")
+
+    def fail(file: Path) -> None:
+        raise RuntimeError(f"unable to open file <{file}>")
+
+    monkeypatch.setattr(checkpoint, "load_file", fail)
+    with pytest.raises(RuntimeError, match="unable to open"):
+        checkpoint.load(path)
+    monkeypatch.setattr(checkpoint, "load_file", lambda file: (shutil.rmtree(path), fail(file)))
+    with pytest.raises(manifest.MissingError, match="was removed while it was read; try again"):
+        checkpoint.load(path)
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "new")
     make_run(tmp_path / "elsewhere", 1)

@@ -79,6 +79,34 @@ def test_a_crash_at_any_point_leaves_whole_directories(tmp_path: Path, replaces:
     assert found == ({"old", None, "new"} if replaces else {None, "new"})
 
 
+def test_a_directory_that_another_process_fills_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "cache" / ".item.partial" / "of another"
+
+    def fill_while_it_is_removed(directory: Path) -> None:
+        (directory / "text").write_text("whole")
+        shutil.rmtree(cache)
+        other.parent.mkdir(parents=True)
+        other.write_text("half")
+
+    cache.mkdir()
+    with pytest.raises(UserError, match="was removed while it was written; run the same command"):
+        manifest.write_directory(cache / "item", fill_while_it_is_removed)
+    assert files(cache) == [".item.partial/manifest.json", ".item.partial/of another"]
+    assert not (cache / "item").exists()
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "sealed", "text")
+    monkeypatch.setattr(manifest, "_is_regular", lambda path: True)
+    (tmp_path / "sealed" / "text").unlink()
+    with pytest.raises(manifest.MissingError, match="text: missing"):
+        manifest.verify(tmp_path / "sealed")
+    (tmp_path / "sealed" / manifest.NAME).unlink()
+    assert not manifest.is_complete(tmp_path / "sealed")
+
+
 @pytest.mark.parametrize("name", [".sealed.partial", ".sealed.removed", "sealed"])
 @pytest.mark.parametrize("is_file", [False, True])
 def test_no_link_is_followed_where_a_directory_is_written(

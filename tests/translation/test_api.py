@@ -127,13 +127,25 @@ def test_numbers_do_not_depend_on_what_the_caller_sets_in_torch(trained_run: Pat
 
 FORK = """
 import os, sys, signal, torch, mtrain
+from threading import Event, Thread
+from mtrain.translation.threads import kept_threads
 torch.set_num_threads(3)
 model = mtrain.load(sys.argv[1])
+begun, done = Event(), Event()
+
+def hold():  # as another thread does that translates
+    with kept_threads():
+        begun.set()
+        done.wait()
+
+Thread(target=hold).start()
+begun.wait()
 child = os.fork()
 if not child:
     signal.alarm(60)  # ends a process that waits for ever
     assert len(model.translate(["bavo lapo"] * 300)) == 300
     os._exit(7)
+done.set()
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert torch.get_num_threads() == 3
 """

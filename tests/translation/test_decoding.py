@@ -171,14 +171,15 @@ def test_each_word_is_linked_to_the_word_with_most_attention(
 
     monkeypatch.setattr(translator.loaded.model, "attention_maps", maps)
     found = align(translator.loaded, ["x y z w", "", "x y"], ["w z y x", "a", "y x"])
-    assert found == ["3-0 2-1 1-2 0-3", "", "1-0 0-1"]
+    assert found == (["3-0 2-1 1-2 0-3", "", "1-0 0-1"], [])
 
 
 def test_real_alignments_fit_their_lines(translator: Translator) -> None:
     targets = translator.best(LINES)
-    links = align(translator.loaded, LINES, targets)
+    links, cut = align(translator.loaded, LINES, targets)
+    assert cut == []
     small = override_decode(translator.decode, batch_tokens=9)
-    assert align(replace(translator.loaded, decode=small), LINES, targets) == links
+    assert align(replace(translator.loaded, decode=small), LINES, targets) == (links, [])
     for source, target, line in zip(LINES, targets, links, strict=True):
         pairs = [tuple(map(int, link.split("-"))) for link in line.split()]
         assert [word for _, word in pairs] == list(range(len(target.split())))

@@ -370,15 +370,16 @@ def test_words_are_linked_to_words_of_the_line(both: LoadedModel) -> None:
     table = attention_of(tagged, source, target).cross[0].mean(0)[:-1, 1:-1].sum(0)
     words = word_indices([tagged.tokenizer.model_pieces[number] for number in source[1:]])
     best = np.bincount(words, table).argmax()
-    assert align(tagged, [line, ""], ["bavo", "bavo"]) == [f"{best}-0", ""]
+    assert align(tagged, [line, ""], ["bavo", "bavo"]) == ([f"{best}-0", ""], [])
     least = with_decode(Translator(tagged), max_source_length=2).loaded
-    assert align(least, [line], ["bavo"]) == [""]
+    assert align(least, [line], ["bavo"]) == ([""], [])
     long = "bavo celu " * 4
     short = with_decode(Translator(tagged), max_source_length=6, max_len_b=40).loaded
-    (links,) = align(short, [line], [long])  # only the source is cut
+    (links,), cut = align(short, [line], [long])  # only the source is cut
+    assert cut == []
     assert [link.split("-")[1] for link in links.split()] == list("01234567")
     none = with_decode(Translator(tagged), max_len_a=0.0, max_len_b=0).loaded
-    assert align(none, [line], [long]) == [""]  # no target word fits
+    assert align(none, ["", line], ["", long]) == (["", ""], [1])  # no target word fits
 
 
 def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run: Path) -> None:
