@@ -31,11 +31,7 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
-from mtrain.data.mix_ups import (
-    SAMPLE,
-    is_informative,
-    thin_rows,
-)
+from mtrain.data.mix_ups import SAMPLE, is_informative, thin_rows
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.styles import grouped_texts, odd_parts, style_differences
 from mtrain.data.tokenizer import Tokenizer
@@ -216,8 +212,8 @@ def _remove_explained(findings: Findings, shifts: Shifts) -> None:
     """Remove findings of a corpus that another finding explains, or that may be due to chance."""
     # the reported stretches cover these rows, and say more
     findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
-    findings.remove_few("third_language", max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
-    findings.remove_few("marked", max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
+    findings.remove("third_language", below=max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
+    findings.remove("marked", below=max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
     if shifts.pairs > MAX_WRONG * findings.pairs:
         findings.remove("unrelated", "cut")
     if findings.has("unrelated"):

@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.findings import Findings
-from mtrain.check.words import (
-    PIECES_PER_CHARACTER,
-    PIECES_PER_WORD,
-    Characters,
-    Words,
-    combined,
-)
+from mtrain.check.words import PIECES_PER_CHARACTER, PIECES_PER_WORD, Characters, Words, combined
 from mtrain.corpus.lines import chunked, is_blank
 from mtrain.corpus.readers import plain_forms
 from mtrain.corpus.tables import TextRow

@@ -63,8 +63,7 @@ _PRESENTATION = re.compile(
 _DECOMPOSED = re.compile("\\w[\u0300-\u036f\u1161-\u1175\u11a8-\u11c2\u3099\u309a]")
 
 # The bytes 0x80 to 0xbf, which continue a character in UTF-8, as Windows-1252 reads them.
-_CP1252 = {byte: bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in range(128, 192)}
-_BYTE_OF = {char: byte for byte, char in _CP1252.items()}
+_BYTE_OF = {bytes([byte]).decode("cp1252", "ignore") or chr(byte): byte for byte in range(128, 192)}
 _MOJIBAKE = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTE_OF))}]{{1,3}})+")
 # Cyrillic UTF-8 that was read as Windows-1251.
 _WINDOWS_1251 = re.compile(
@@ -419,7 +418,7 @@ def _find_misread_utf8(text: str) -> int | None:
 def _is_mojibake(match: "re.Match[str]") -> bool:
     """Whether a match is misdecoded UTF-8, and not a letter before a closing quote."""
     run, following = match.group(), match.string[match.end() : match.end() + 1]
-    data = bytes(_BYTE_OF.get(char, ord(char) if ord(char) < 256 else 0) for char in run)
+    data = bytes(_BYTE_OF.get(char, ord(char)) for char in run)
     decoded = data.decode("utf-8", "ignore")
     if len(decoded) != 1:
         return len(decoded) > 1

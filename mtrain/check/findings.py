@@ -1,5 +1,6 @@
 """Findings about a corpus: kinds, counts, and examples by file and line."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,15 +173,11 @@ class Findings:
         """Count the rows and messages of these kinds."""
         return sum(finding.count for finding in self.by_kind.values() if finding.kind in kinds)
 
-    def remove(self, *kinds: str) -> None:
-        """Remove the findings of these kinds."""
-        self.by_kind = {key: one for key, one in self.by_kind.items() if one.kind not in kinds}
-
-    def remove_few(self, kind: str, least: float) -> None:
-        """Remove the findings of a kind that have fewer than `least` rows."""
-        self.by_kind = {
-            key: one for key, one in self.by_kind.items() if one.kind != kind or one.count >= least
-        }
+    def remove(self, *kinds: str, below: float = math.inf) -> None:
+        """Remove the findings of these kinds that have fewer than `below` rows."""
+        for key, finding in list(self.by_kind.items()):
+            if finding.kind in kinds and finding.count < below:
+                del self.by_kind[key]
 
     def remove_rows(self, kind: str, stretches: list[tuple[int, int]], count: int) -> None:
         """Once all rows are read, remove the `count` rows of a kind that are in stretches, given by
@@ -196,8 +193,7 @@ class Findings:
             if not any(start <= example.number <= end for start, end in stretches)
         ]
         finding.examples = remaining[: self.max_examples]
-        if finding.count <= 0:
-            self.remove(kind)
+        self.remove(kind, below=1)
 
     def name_row(self, number: int, side: int | None = None) -> str:
         """Name a row for people: `train.de:12`, without the directory of an absolute path."""
@@ -248,10 +244,7 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Return the corpus and its findings for scripts."""
         named = {"name": self.name, "corpus": self.what, "pairs": self.pairs}
-        return {
-            **named,
-            "findings": [finding.as_json() for finding in self.sorted],
-        }
+        return {**named, "findings": [finding.as_json() for finding in self.sorted]}
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""

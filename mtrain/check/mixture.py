@@ -169,9 +169,7 @@ def _message(findings: Findings, part: list[tuple[Chunk, int]], side: int, fract
 
 
 def find_mixture(
-    sources: Sequence[str],
-    targets: Sequence[str],
-    check_stop: Callable[[], None] = lambda: None,
+    sources: Sequence[str], targets: Sequence[str], check_stop: Callable[[], None] = lambda: None
 ) -> Mixture | None:
     """Find a side of pairs of which a part, less than half, is written differently. `check_stop` is
     called regularly, and may raise.
@@ -193,7 +191,8 @@ def find_mixture(
             groups.append(_split(model, start, FIRST_ROUNDS))
         best = max(groups, key=lambda group: min(_gains(model, group)))
         group = _split(model, best, MORE_ROUNDS)
-        if _is_of_one_side(_gains(model, group), _gains(other, group)):
+        gains, other_gains = _gains(model, group), _gains(other, group)
+        if max(gains) >= MIN_GAIN and sum(gains) >= MIN_RATIO * sum(other_gains):
             order = np.argsort(-_gain(model, group), kind="stable")
             return Mixture(side, [compared[row] for row in order if group[row]], compared)
     return None
@@ -239,8 +238,3 @@ def _gains(model: LetterModel, group: Mask) -> list[float]:
         return [0.0, 0.0]
     gain = _gain(model, group)
     return [float(np.median(gain[part])) for part in (group, ~group)]
-
-
-def _is_of_one_side(gains: list[float], other_gains: list[float]) -> bool:
-    """Whether the groups differ far more on a side than on the other side."""
-    return max(gains) >= MIN_GAIN and sum(gains) >= MIN_RATIO * sum(other_gains)

@@ -5,7 +5,6 @@ the other text is read in chunks.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,15 +28,6 @@ SHIFT = np.uint64(64 - BITS)  # from a hash to its slot
 TRAIN = "data.train"
 
 
-class Match(NamedTuple):
-    """Two equal or similar rows, one in the set and one in another text, by index."""
-
-    kind: int  # index in `KINDS`
-    row: int
-    other_row: int
-    likeness: float
-
-
 class ScoredSet:
     """A scored set whose rows are searched for in other text; reports the best match of each."""
 
@@ -54,16 +44,14 @@ class ScoredSet:
             if previous is not None and (previous[0], previous[1].rank) <= (kind, -likeness):
                 continue
             side = int(KINDS[kind] == "target_overlap")
-            other_number = other.numbers[other_row]
+            number, other_number = self.rows.numbers[row], other.numbers[other_row]
             is_near = KINDS[kind] == "near_overlap"
             relation = f"{min(likeness, MAX_SHOWN):.0%} of" if is_near else "="
             name_of_row = other.findings.name_row(other_number, side)
             text = f"{relation} {name_of_row}  {self.rows.texts[side][row]}"
             place = other.findings.row_as_json(other_number)
             extra = {"other": place, "likeness": round(likeness, 3)}
-            number = self.rows.numbers[row]
-            rank = -likeness
-            best[row] = kind, self.findings.example(number, text, side, rank=rank, **extra)
+            best[row] = kind, self.findings.example(number, text, side, rank=-likeness, **extra)
 
     def report(self, data: DataConfig) -> None:
         """Add the overlap to the findings."""
@@ -78,8 +66,10 @@ class ScoredSet:
             if name == TRAIN and text:
                 self.findings.add_message("contained", text, is_allowed=is_allowed)
 
-    def _matches(self, other: Chunk) -> Iterator[Match]:
-        """Yield the matches of rows in a chunk, each with its most specific kind."""
+    def _matches(self, other: Chunk) -> Iterator[tuple[int, int, int, float]]:
+        """Yield for each match the index of its most specific kind, the indices of the rows in the
+        set and in the chunk, and their likeness.
+        """
         is_done = np.array(self.rows.blank.any(0))
         both = zip(self.rows.plain_hashes, other.plain_hashes, strict=True)
         for kind, (hashes, others) in enumerate(both):
@@ -88,7 +78,7 @@ class ScoredSet:
             rows = np.flatnonzero((indices > 0) & ~is_done)
             other_rows = first_rows[indices[rows] - 1]
             for row, other_row in zip(rows.tolist(), other_rows.tolist(), strict=True):
-                yield Match(kind, row, other_row, 1.0)
+                yield kind, row, other_row, 1.0
             is_done[rows] = True
         sides = list(zip(self.bigrams, other.bigrams, strict=True))
         candidates = set[tuple[int, int]]()
@@ -99,7 +89,7 @@ class ScoredSet:
                 likeness = [own.likeness(row, words, other_row) for own, words in sides]
                 mean = sum(likeness) / 2
                 if mean >= MIN_MEAN_LIKENESS and max(likeness) >= MIN_HIGHER_LIKENESS:
-                    yield Match(KINDS.index("near_overlap"), row, other_row, mean)
+                    yield KINDS.index("near_overlap"), row, other_row, mean
 
 
 class _Bigrams:

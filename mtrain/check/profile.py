@@ -238,7 +238,7 @@ class Profile:
     def _find_unrelated(self, rows: Chunk) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""
         evidence = self.associations.evidence(*rows.words)
-        low, windows = len(unrelated_windows(rows.lengths)), len(list(windows_of(len(rows))))
+        low, windows = len(unrelated_windows(rows.lengths)), len(windows_of(len(rows)))
         if low > windows / 2 and not self._are_clearly_pairs(evidence, *rows.words):
             rows.findings.add_message("unrelated", UNRELATED)
         elif (wrong := self._fraction_wrong(evidence, *rows.words)) > MAX_WRONG:

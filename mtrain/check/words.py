@@ -21,13 +21,11 @@ from mtrain.corpus.writing_systems import script_of
 NONE, RUN, SINGLE, TRIPLE = range(4)
 SINGLE_SCRIPTS = {"CJK", "HIRAGANA"}
 TRIPLE_SCRIPTS = {"THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE", "BALINESE"}
+FORMS = dict.fromkeys(SINGLE_SCRIPTS, SINGLE) | dict.fromkeys(TRIPLE_SCRIPTS, TRIPLE)  # else RUN
 
 # Estimates, if there is no vocabulary: of a word, and of a character of these scripts.
 PIECES_PER_WORD = 1.4
-PIECES_PER_CHARACTER = {
-    **dict.fromkeys(SINGLE_SCRIPTS, 0.8),
-    **dict.fromkeys(TRIPLE_SCRIPTS, 0.3),
-}
+PIECES_PER_CHARACTER = dict.fromkeys(SINGLE_SCRIPTS, 0.8) | dict.fromkeys(TRIPLE_SCRIPTS, 0.3)
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; a product with it mixes the bits
 # Powers of an odd number: weights of the characters in the hash of a word.
@@ -150,16 +148,10 @@ class Characters:
         if category[0] not in "LMN":
             return
         script = script_of(char)
-        is_triple = script in TRIPLE_SCRIPTS
-        if script in SINGLE_SCRIPTS:
-            self.form[code] = SINGLE
-        elif is_triple:
-            self.form[code] = TRIPLE
-        else:
-            self.form[code] = RUN
+        self.form[code] = FORMS.get(script, RUN)
         if len(char.lower()) == 1:
             self.lower[code] = ord(char.lower())
-        is_counted = category[0] == "L" or is_triple
+        is_counted = category[0] == "L" or script in TRIPLE_SCRIPTS
         if script and is_counted:
             if script not in self.scripts:
                 self.scripts.append(script)

@@ -141,9 +141,7 @@ class _Texts:
         size = len(indices)
         if len(ends) - size < MIN_COUNT:  # of the others, which show the usual ratio of lengths
             return 0.0
-        is_rest = np.ones(len(ends), bool)
-        is_rest[indices] = False
-        usual = float(np.median(self.ratios[is_rest]))
+        usual = float(np.median(np.delete(self.ratios, indices)))
         surplus = float(np.median(self.ratios[indices])) - usual
         # the standard error of a median is 1.2533 times that of a mean
         if surplus < MIN_ERRORS * 1.2533 * self.deviation / math.sqrt(size):

@@ -81,6 +81,7 @@ def _spell_out(record: logging.LogRecord) -> bool:
 
 def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
     """Load a local folder of files of one kind."""
+    import pandas
     from datasets import load_dataset
 
     name = corpus.dataset
@@ -89,8 +90,12 @@ def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> A
     patterns = {split: list(map(glob.escape, paths)) for split, paths in files.items()}
     if reader != "csv":
         return load_dataset(reader, data_files=patterns, **options)
-    options |= _local_csv_options(chain.from_iterable(files.values()))
-    dataset = load_dataset(reader, data_files=patterns, **options)
+    paths = chain.from_iterable(files.values())
+    headers = (pandas.read_csv(path, nrows=0, encoding_errors="replace") for path in paths)
+    columns = sorted(set(chain.from_iterable(header.columns for header in headers)))
+    # without `usecols`, with which the reader drops the end of a row that has too many cells, such
+    # as text with a comma and no quotes
+    dataset = load_dataset(reader, data_files=patterns, **_csv_options(columns), **options)
     # a streamed dataset has no column names until a row is read
     if _ROW_NAMES in (dataset.column_names or next(iter(dataset.take(1)), {})):
         raise UserError(f"dataset {name}: a row has more cells than the header; {_QUOTE}")
@@ -123,27 +128,17 @@ def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> An
     readers = {module.split(".")[0] for module in modules}
     if readers.isdisjoint({*SUFFIXES.values(), "cache"}):
         raise UserError(f"dataset {name}: its files are not {_KINDS}; convert them")
-    options |= _csv_options(corpus) if "csv" in readers else {}
+    if "csv" in readers:
+        columns = [corpus.src, corpus.tgt]
+        options |= {**_csv_options(columns), "usecols": columns}
     return load_dataset(name, corpus.name, **options)
 
 
-def _csv_options(corpus: HubCorpus) -> dict[str, Any]:
-    """Return options that make the CSV reader keep text as it is; by default it reads 007 as a
-    number and None as null.
+def _csv_options(columns: Iterable[str]) -> dict[str, Any]:
+    """Return options that make the CSV reader keep the text of columns as it is; by default it
+    reads 007 as a number and None as null.
     """
-    columns = [corpus.src, corpus.tgt]
-    return {"converters": dict.fromkeys(columns, str), "keep_default_na": False, "usecols": columns}
-
-
-def _local_csv_options(files: Iterable[str]) -> dict[str, Any]:
-    """Return the same options for files on disk, without `usecols`: with it, the reader drops the
-    end of a row that has too many cells, such as text with a comma and no quotes.
-    """
-    import pandas
-
-    headers = (pandas.read_csv(file, nrows=0, encoding_errors="replace") for file in files)
-    columns = set(chain.from_iterable(header.columns for header in headers))
-    return {"converters": dict.fromkeys(sorted(columns), str), "keep_default_na": False}
+    return {"converters": dict.fromkeys(columns, str), "keep_default_na": False}
 
 
 def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:

@@ -166,10 +166,8 @@ def _extra_scripts(language: str, other: str) -> set[str]:
     for Japanese and Chinese; an empty set for other languages.
     """
     scripts, other_scripts = scripts_of(language), scripts_of(other)
-    if not scripts or not other_scripts:
-        return set()
     is_part = scripts < other_scripts or other_scripts < scripts
-    return scripts ^ other_scripts if is_part else set()
+    return scripts ^ other_scripts if scripts and other_scripts and is_part else set()
 
 
 def _words(language: str) -> set[str]:
@@ -194,9 +192,8 @@ def _larger_side(counts: list[list[int]], much_more: int = MUCH_MORE) -> NDArray
     if the second is more than that times the first, else 0.
     """
     first, second = np.array(counts, np.int64).reshape(len(counts), 2).T
-    is_first = first > much_more * second
-    is_second = second > much_more * first
-    return np.where(is_first, 1, np.where(is_second, -1, 0))
+    is_first = (first > much_more * second).astype(np.int64)
+    return is_first - (second > much_more * first)
 
 
 def _count_letters(texts: Sequence[str], *languages: str) -> list[list[int]]:

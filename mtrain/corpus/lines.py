@@ -38,12 +38,10 @@ _ESCAPES = {b"\x1b$B": "ISO-2022-JP", b"\x1b$@": "ISO-2022-JP", b"\x1b$)C": "ISO
 # First bytes of files that are not UTF-8 text, and what the error says.
 _OTHER_FORMATS = {
     # before UTF-16, whose first bytes may be the same
-    **dict.fromkeys(
-        (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), _ENCODING.format("UTF-32", "UTF-32")
-    ),
-    **dict.fromkeys(
-        (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), _ENCODING.format("UTF-16", "UTF-16")
-    ),
+    codecs.BOM_UTF32_LE: _ENCODING.format("UTF-32", "UTF-32"),
+    codecs.BOM_UTF32_BE: _ENCODING.format("UTF-32", "UTF-32"),
+    codecs.BOM_UTF16_LE: _ENCODING.format("UTF-16", "UTF-16"),
+    codecs.BOM_UTF16_BE: _ENCODING.format("UTF-16", "UTF-16"),
     b"\x1f\x8b": "looks like gzip; unpack it, or give the file a name that ends in .gz",
     b"\x28\xb5\x2f\xfd": "looks like zstd; unpack it, or give the file a name that ends in .zst",
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
@@ -94,6 +92,13 @@ class Reading:
             self.refuse(RowError(location, number, f"{TOO_LONG}; cut or remove it", "long"))
         else:
             self.counts[DROPPED + TOO_LONG] += 1
+
+    def drop_invalid(self, location: str, number: int, reason: str) -> None:
+        """Count a line or row that is not UTF-8, which is dropped, or refuse it for the reason."""
+        self.counts[NOT_UTF8] += 1
+        if self.invalid_utf8 == "error":
+            reason += ", or set data.invalid_utf8: drop to leave such pairs out"
+            self.refuse(RowError(location, number, reason, "encoding"))
 
 
 def is_blank(text: str) -> bool:
@@ -159,8 +164,7 @@ def shorten_text(text: str, max_length: int) -> str:
 def open_bytes(path: Path) -> IO[bytes]:
     """Open a plain, .gz or .zst file for reading; raises `UserError`."""
     try:
-        is_packed = path.suffix in (".gz", ".zst")
-        if is_packed and path.is_file() and not path.stat().st_size:
+        if path.suffix in PACKED and path.is_file() and not path.stat().st_size:
             raise UserError(f"{path}: cannot read: it is empty, not packed text; fetch it again")
         if path.suffix == ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))
@@ -366,10 +370,7 @@ def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str |
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        reading.counts[NOT_UTF8] += 1
-        if reading.invalid_utf8 == "error":
-            advice = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8), "
-            advice += "fix the line, or set data.invalid_utf8: drop to leave such pairs out"
-            reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}"
-            reading.refuse(RowError(f"{path}:{number}", number, reason, "encoding"))
+        advice = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8)"
+        reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}, fix the line"
+        reading.drop_invalid(f"{path}:{number}", number, reason)
         return None

@@ -45,7 +45,7 @@ class IndexedPairs(Protocol):
 
 def misalignment_warnings(corpus: IndexedPairs) -> Iterator[str]:
     """Yield warnings about a corpus; time and memory do not grow with its size."""
-    windows = list(windows_of(len(corpus)))
+    windows = windows_of(len(corpus))
     unrelated = _unrelated(windows, [corpus.lengths_of(start, stop) for start, stop in windows])
     if len(unrelated) > len(windows) / 2:
         yield UNRELATED
@@ -63,18 +63,18 @@ def unrelated_windows(lengths: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return the start and stop of each window in which the lengths, shape (pairs, 2), do not
     correlate.
     """
-    windows = list(windows_of(len(lengths)))
+    windows = windows_of(len(lengths))
     return _unrelated(windows, [lengths[start:stop] for start, stop in windows])
 
 
-def windows_of(pairs: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and stop of windows, evenly spaced from the first pair to the last."""
+def windows_of(pairs: int) -> list[tuple[int, int]]:
+    """Return the start and stop of windows, evenly spaced from the first pair to the last."""
     if pairs < MIN_PAIRS:
-        return
+        return []
     size = SMALL_WINDOW if pairs <= SMALL_TEXT else WINDOW
     count = min(math.ceil(pairs / size), MAX_WINDOWS)
-    for start in np.linspace(0, max(0, pairs - size), count).astype(int).tolist():
-        yield start, min(start + size, pairs)
+    starts = np.linspace(0, max(0, pairs - size), count).astype(int).tolist()
+    return [(start, min(start + size, pairs)) for start in starts]
 
 
 def _unrelated(

@@ -16,7 +16,6 @@ from typing import Any
 from mtrain.config.corpora import FileCorpus, HubCorpus
 from mtrain.config.languages import NAMES, language_code, language_error
 from mtrain.corpus.lines import (
-    NOT_UTF8,
     Reading,
     RowError,
     decode_line,
@@ -89,11 +88,8 @@ def texts_of(
         elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
         else:
-            reading.counts[NOT_UTF8] += 1
-            if reading.invalid_utf8 == "error":
-                reason = "holds half of a surrogate pair; fix the row, or set data.invalid_utf8: "
-                reason += "drop to leave such pairs out"
-                reading.refuse(RowError(f"{location}{number}", number, reason, "encoding"))
+            reason = "holds half of a surrogate pair; fix the row"
+            reading.drop_invalid(f"{location}{number}", number, reason)
 
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:

@@ -36,6 +36,8 @@ MAX_LANGUAGES = 20  # listed in an error
 MAX_LANGUAGE_LENGTH = 100  # characters; the rest of a language code is ignored
 MAX_UNIT_LENGTH = 4 * MAX_LINE_LENGTH  # characters of all variants, plus 100 for each variant
 _BLOCK = 1 << 20
+# With the blanks around them. A match starts where blanks do: else this would take quadratic time.
+_LINE_BREAKS = re.compile(r"(?<![ \t])[ \t]*[\r\n][ \t\r\n]*")
 
 Unit = list[tuple[str, str]]  # variants: language and text
 TOO_LARGE: Unit = []  # replaces a unit over MAX_UNIT_LENGTH
@@ -181,7 +183,8 @@ class _UnitParser:
         elif name == "seg" and self.parts is not None:
             self.size += 100 + len(self.language)
             if self.unit is not None and self.size <= MAX_UNIT_LENGTH:
-                self.unit.append((self.language, _one_line("".join(self.parts))))
+                lines = _LINE_BREAKS.split("".join(self.parts))
+                self.unit.append((self.language, " ".join(filter(None, lines))))
             self.parts = None
         elif name == "tu" and self.unit is not None:
             unit = self.unit if self.size <= MAX_UNIT_LENGTH else TOO_LARGE
@@ -202,11 +205,3 @@ class _UnitParser:
     def _skipped(self, name: str, is_parameter: bool) -> None:
         sign = "%" if is_parameter else "&"
         raise self._failure(f"unknown entity {sign}{name}; write its text instead")
-
-
-def _one_line(text: str) -> str:
-    """Join the lines of a segment by spaces, without the blanks around line breaks."""
-    lines = re.split(r"[\r\n]+", text)
-    lines[1:] = [line.lstrip(" \t") for line in lines[1:]]
-    lines[:-1] = [line.rstrip(" \t") for line in lines[:-1]]
-    return " ".join(filter(None, lines))

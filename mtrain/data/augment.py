@@ -50,7 +50,8 @@ class Augmenter:
         # a number in [0, 1) for each pair; the fractions of the settings divide this range
         changes = np.searchsorted(self.ends, (hashes >> np.uint64(11)) * 2.0**-53, side="right")
         drawn = np.flatnonzero(changes < len(self.names)).tolist()
-        drawn = [index for index in drawn if not self._has_unknown(pairs[index])]
+        unk_id = self.tokenizer.unk_id
+        drawn = [index for index in drawn if not any(unk_id in side for side in pairs[index])]
         sides = [side for index in drawn for side in pairs[index]]
         tags = [self._tag(side) for side in sides]
         untagged = [side[len(tag) :].tolist() for side, tag in zip(sides, tags, strict=True)]
@@ -64,9 +65,6 @@ class Augmenter:
             if max(len(src_ids), len(tgt_ids)) < self.max_length:
                 result[index] = src_ids, tgt_ids
         return result
-
-    def _has_unknown(self, pair: tuple[Ids, Ids]) -> bool:
-        return any(self.tokenizer.unk_id in side for side in pair)
 
     def _tag(self, side: Ids) -> Ids:
         """Return the tag that a side starts with, or an empty array."""

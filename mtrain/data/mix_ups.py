@@ -155,10 +155,7 @@ def _size(row: TextRow) -> int:
 
 
 def mix_ups_of(
-    data: DataConfig,
-    languages: tuple[str, str],
-    sources: Sequence[str],
-    targets: Sequence[str],
+    data: DataConfig, languages: tuple[str, str], sources: Sequence[str], targets: Sequence[str]
 ) -> Iterator[MixUp]:
     """Yield the mix-ups within a text."""
     src, tgt = languages
@@ -209,8 +206,9 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
     nearly all texts, or those that hold a comma or a quote.
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
-        quoted = list(filter(_is_quoted, texts))
-        cells = [text for text in quoted if is_quoted_cell(text.strip())]
+        stripped = map(str.strip, texts)
+        quoted = [text for text in stripped if len(text) > 1 and text[0] == text[-1] == '"']
+        cells = list(filter(is_quoted_cell, quoted))
         with_comma = [text for text in cells if "," in text]
         with_quote = [text for text in cells if '""' in text]
         fraction = f"{100 * len(quoted) / max(1, len(texts)):.3g}% of the {name}"
@@ -228,11 +226,6 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
         )
 
 
-def _is_quoted(text: str) -> bool:
-    stripped = text.strip()
-    return len(stripped) > 1 and stripped[0] == stripped[-1] == '"'
-
-
 def _are_most(cells: list[str], quoted: list[str], texts: Sequence[str], mark: str) -> bool:
     """Whether cells are nearly all of the quoted texts, and of the texts that contain a mark."""
     with_mark = sum(mark in text for text in texts)
@@ -243,13 +236,9 @@ def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[
     """Yield a message if nearly all texts of one side begin with a number."""
     if len(sources) < MIN_TEXTS:
         return
-    src_count = sum(_NUMBER.match(text) is not None for text in sources)
-    tgt_count = sum(_NUMBER.match(text) is not None for text in targets)
+    counts = [sum(map(bool, map(_NUMBER.match, texts))) for texts in (sources, targets)]
     most = MAX_QUOTED * len(sources)
-    for count, other, name in (
-        (src_count, tgt_count, "sources"),
-        (tgt_count, src_count, "targets"),
-    ):
+    for count, other, name in zip(counts, counts[::-1], ("sources", "targets"), strict=True):
         if count >= most and 5 * other < most:
             yield (
                 f"{count / len(sources):.0%} of the {name} begin with a number, but only "

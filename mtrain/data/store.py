@@ -80,9 +80,7 @@ class Store:
     def __init__(self, corpora: list[TokenizedCorpus], weights: list[float]) -> None:
         self.corpora = corpora
         self.starts = starts = list(accumulate(map(len, corpora), initial=0))
-        self.ranges = [
-            CorpusRange(*part) for part in zip(starts, starts[1:], weights, strict=False)
-        ]
+        self.ranges = list(map(CorpusRange, starts, starts[1:], weights))
         self.counts = sum((Counter(corpus.counts) for corpus in corpora), Counter[str]())
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,7 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
                 translations[i] = ids[: ids.index(tokenizer.eos_id)]
         return translations
 
-    def decode(translations: list[list[int]]) -> list[str]:
-        texts: list[str] = marian.batch_decode(translations, skip_special_tokens=True)
-        return texts
-
+    decode = partial(marian.batch_decode, skip_special_tokens=True)
     return Engine("transformers", encode, search, decode)
 
 

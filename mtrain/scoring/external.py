@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import IO
 
 from mtrain.runtime.errors import RefusedError, UserError
@@ -91,22 +91,21 @@ class ExternalMetric:
             )
         except OSError as error:
             raise self._failure(f"cannot be started: {error.strerror}") from None
-        with process, ExitStack() as unfinished:
-            unfinished.callback(_kill, process)
-            while True:
-                try:
-                    process.wait(WAIT)
-                    break
-                except subprocess.TimeoutExpired:
+        with process:
+            try:
+                while True:
+                    with suppress(subprocess.TimeoutExpired):
+                        return process.wait(WAIT)
                     check_stop()
                     if time.monotonic() > deadline:
-                        message = f"took longer than --metric-timeout {self.timeout:g}"
-                        raise self._failure(message) from None
+                        raise self._failure(f"took longer than --metric-timeout {self.timeout:g}")
                     sizes = [os.fstat(file.fileno()).st_size for file in (stdout, stderr)]
                     if max(sizes) > MAX_PRINTED:
-                        raise self._failure(f"printed more than {MAX_PRINTED:,} bytes") from None
-            unfinished.pop_all()
-        return process.returncode
+                        raise self._failure(f"printed more than {MAX_PRINTED:,} bytes")
+            finally:
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # its children, too
 
     def _failure(self, text: str) -> UserError:
         return UserError(
@@ -119,9 +118,3 @@ def _end_of(output: IO[bytes]) -> str:
     """Return the last `MAX_READ` bytes of a program's output as text."""
     output.seek(max(0, os.fstat(output.fileno()).st_size - MAX_READ))
     return output.read(MAX_READ).decode("utf-8", "replace").strip()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a program and the processes in its group."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
