@@ -24,6 +24,7 @@ from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
     EXIT_BROKEN_PIPE,
     EXIT_FAILED,
+    EXIT_HUNG_UP,
     StoppedError,
     UserError,
     as_user_error,
@@ -112,6 +113,9 @@ def main() -> None:
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError) and error.code == EXIT_FAILED:
             sys.exit(EXIT_BROKEN_PIPE)  # Typer's code is 1 if the reader of a help text is gone
+        is_of_job, code = "LOCAL_RANK" in os.environ, error.code
+        if is_of_job and isinstance(code, int) and code >= EXIT_HUNG_UP:  # or the reader is gone
+            os._exit(code)  # the threads of torch.distributed may abort an orderly exit
         raise
     except UnicodeEncodeError as error:  # only file names have an encoding other than UTF-8
         if error.encoding == "utf-8":

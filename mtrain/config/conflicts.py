@@ -113,6 +113,11 @@ def new_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     if config.train.consistency is None and config.train.cutoff != TrainConfig().cutoff:
         text = "is for train.consistency, which is off; set that, too, or remove train.cutoff"
         yield "train.cutoff", text
+    is_theirs = config.train.init_from and config.train.init_vocabulary == "theirs"
+    is_new = config.tokenizer.path is None and not is_theirs
+    if is_new and config.train.subword_sampling and config.tokenizer.model_type != "bpe":
+        text = "drops merges, which only tokenizer.model_type: bpe has; set that, or remove it"
+        yield "train.subword_sampling", text
     for key, corpus in config.data.corpora.items():
         if corpus.tag and corpus.tag.isalnum():
             text = "%s.tag: %s becomes a piece wherever text contains it; did you mean <%s>?"

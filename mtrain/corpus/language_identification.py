@@ -25,7 +25,10 @@ MIN_SWAPPED = 5  # pairs with swapped sides in that sample; fewer do not count
 MAX_SWAPPED, MOST_SWAPPED = 0.01, 0.5
 LONG = 6  # words of a text, or letters of Chinese, among which a frequent word is expected
 MUCH_MORE = 3  # a language is indicated by this many times as many frequent words as the other
-MIN_WITH_WORDS = 0.3  # fraction of the texts of a side that have frequent words of its language
+# A side is in another language if this fraction of its texts have frequent words of that language
+# alone, and this many such words of two letters or more are in several texts. Sound text has up to
+# 4: one word may be a key, a name or a word that both languages have.
+MIN_WITH_WORDS, MIN_DIFFERENT = 0.1, 6
 USUAL = 0.1  # a word in more than this fraction of a side's texts is usual there
 # A side lacks the frequent words of its language if it has this many texts, frequent words are
 # this fraction of the other side's words, and less than `MAX_LEFT` times that of its own (sound
@@ -109,6 +112,9 @@ def other_language(texts: Sequence[str], language: str) -> str:
     if _are_distinct(language, best):
         return ""
     only_best, only_own = FREQUENT[best] - own, own - FREQUENT[best]
+    found = Counter(word for line in lines for word in line & only_best if len(word) > 1)
+    if sum(count > 1 for count in found.values()) < MIN_DIFFERENT:
+        return ""
     larger = _larger_side([[len(line & only_best), len(line & only_own)] for line in lines])
     in_best, in_own = int((larger > 0).sum()), int((larger < 0).sum())
     return best if in_best > max(MIN_WITH_WORDS * len(texts), MUCH_MORE * in_own) else ""

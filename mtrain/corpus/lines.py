@@ -306,15 +306,28 @@ def refuse_other_start(start: bytes, name: object) -> None:
     for escape, encoding in _ESCAPES.items():
         if escape in start and start.isascii():
             raise UserError(f"{name}: {_ENCODING.format(encoding, encoding)}")
-    for order, (first, second) in (("LE", (2, 3)), ("BE", (0, 1))):  # without a BOM
-        zeros = start[first:_START_BYTES:4] + start[second:_START_BYTES:4]
-        if len(start) >= 8 and not any(zeros):
+    for order in ("LE", "BE"):
+        if _is_utf32(start, order):
             raise UserError(f"{name}: {_ENCODING.format('UTF-32', f'UTF-32{order}')}")
     even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
         is_latin = len(odd) > 1 and all(letters) and not any(zeros)
         if is_latin or _has_utf16_newlines(start, order):  # without a BOM
             raise UserError(f"{name}: {_ENCODING.format('UTF-16', f'UTF-16{order}')}")
+
+
+def _is_utf32(start: bytes, order: str) -> bool:
+    """Whether the first bytes of a file are characters in UTF-32 without a BOM, not NUL bytes that
+    a crash left.
+    """
+    first = start[: min(len(start), _START_BYTES) // 4 * 4]
+    try:
+        text = first.decode(f"utf-32-{order}")
+    except UnicodeDecodeError:
+        return False
+    # UTF-16 read as UTF-32 has characters far above these, in planes that Unicode does not use
+    is_text = "\0" not in text and not text.isspace() and max(text, default="") < "\U00040000"
+    return len(text) > 1 and is_text
 
 
 def _has_utf16_newlines(start: bytes, order: str) -> bool:
@@ -324,9 +337,10 @@ def _has_utf16_newlines(start: bytes, order: str) -> bool:
     newline = "\n".encode(f"utf-16-{order}")
     if newline not in start or start.startswith(_PARQUET):
         return False
-    count = start[: len(start) // 2 * 2].decode(f"utf-16-{order}", "ignore").count("\n")
+    text = start[: len(start) // 2 * 2].decode(f"utf-16-{order}", "ignore")
+    count = text.count("\n")
     is_most = 2 * count > start.count(b"\n") and 10 * count >= 9 * start.count(newline)
-    return count > 1 and is_most
+    return count > 1 and is_most and "\0" not in text
 
 
 def scan_file(

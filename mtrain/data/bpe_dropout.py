@@ -13,23 +13,16 @@ from numpy.typing import NDArray
 
 from mtrain.data.store import IdPairs, Ids
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runtime.errors import RefusedError
 
 Symbols = NDArray[np.int64]
 
 
 class SubwordSampler:
-    """Segments source and target at random, dropping a fraction of the merges. A side that would
-    become longer than `max_length` tokens with eos keeps its usual pieces. Raises `RefusedError`
-    for a vocabulary that is not a BPE vocabulary.
+    """Segments source and target at random by a BPE vocabulary, dropping a fraction of the merges.
+    A side that would become longer than `max_length` tokens with eos keeps its usual pieces.
     """
 
     def __init__(self, tokenizer: Tokenizer, dropout: float, max_length: int) -> None:
-        if not tokenizer.is_bpe:
-            raise RefusedError(
-                "train.subword_sampling: this vocabulary has no merges to drop; use one of "
-                "tokenizer.model_type: bpe"
-            )
         self.dropout, self.max_length = dropout, max_length
         pieces = tokenizer.plain_pieces
         size = tokenizer.vocab_size

@@ -16,7 +16,8 @@ MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
 def existing_vocabulary(config: Config) -> Tokenizer | None:
     """Load the vocabulary of the run, else of `train.init_from` (if `init_vocabulary: theirs`),
     else of `tokenizer.path`; None if there is none. Raises `RefusedError` if it does not match
-    the config or if a tag or symbol is not one of its user symbols.
+    the config, if a tag or symbol is not one of its user symbols, or if it has no merges, which
+    `train.subword_sampling` needs.
     """
     settings = config.tokenizer
     init_from = config.train.init_from if config.train.init_vocabulary == "theirs" else None
@@ -46,6 +47,11 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
             f"the config describes; {advice}"
         )
     _check_symbols(tokenizer, file, config, other)
+    if config.train.subword_sampling is not None and not tokenizer.is_bpe:
+        raise RefusedError(
+            f"train.subword_sampling: the vocabulary {file} has no merges to drop; use one of "
+            "tokenizer.model_type: bpe, or remove train.subword_sampling"
+        )
     return tokenizer
 
 

@@ -174,5 +174,8 @@ def log_changes(run_dir: Path, config: Config) -> None:
     """
     settings = run_dir / layout.CONFIG
     if settings.exists():
-        for key, old, new in changed_keys(load_stored_config(settings), config):
+        changes = changed_keys(load_stored_config(settings), config)
+        for key, old, new in changes:
             logger.info("changed setting %s: %s -> %s", key, quote_value(old), quote_value(new))
+        if any(key.startswith("decode.") for key, *_ in changes):
+            logger.info("older checkpoints keep the decode settings that they were saved with")

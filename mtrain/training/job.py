@@ -24,7 +24,7 @@ from mtrain.data.prepare import (
     without_missing_init_from,
 )
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.data.vocabulary import init_checkpoint
+from mtrain.data.vocabulary import existing_vocabulary, init_checkpoint
 from mtrain.runs import compatibility, layout
 from mtrain.runs.directory import RunDirectory, log_changes
 from mtrain.runs.history import History
@@ -260,6 +260,7 @@ class Job:
         """Begin a new run and check its text, before synthetic text is made, which takes hours."""
         if not (self.run.path / layout.RUN).exists():
             self._begin()
+            existing_vocabulary(self.config)  # refuses one that does not fit
             compatibility.check_data(self.run, preparation.fingerprints)
             refuse_worthless_text(preparation)
 

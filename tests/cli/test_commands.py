@@ -342,6 +342,11 @@ MISTAKES = [
     ("train {config} --json", 2, ["--json: needs --dry-run"]),
     ("train {config} --metric-timeout 9", 2, ["--metric-timeout: needs --metric-command"]),
     ("train {config} --set train.cutoff=0.2", 2, ["is for train.consistency, which is off; set"]),
+    (
+        "train {config} --set train.subword_sampling=0.1 --set tokenizer.model_type=unigram",
+        2,
+        ["train.subword_sampling: drops merges, which only tokenizer.model_type: bpe has"],
+    ),
     ("check", 2, ["no config is given; give it as the first argument or with -c/--config"]),
     ("verify {run} -m {run}", 2, ["-m/--model: only one path can be given", "leave out the other"]),
     ("verify -m {run} -m {run}", 2, ["-m/--model: only one path can be given"]),
@@ -1189,6 +1194,7 @@ def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) ->
     assert result.code == 0
     assert "training is complete at step" in result.err
     assert "changed setting decode.beam_size: 2 -> 3" in result.err
+    assert "older checkpoints keep the decode settings that they were saved with" in result.err
     assert "parameters" not in result.err
     assert sorted(path.stat().st_mtime_ns for path in run_dir.rglob("*")) == before
 

@@ -62,6 +62,20 @@ def test_short_english_texts_are_in_no_other_language() -> None:
     assert other_language(["A red car", "a small house", "A dog, a cat"] * 100, "en") == ""
 
 
+def test_keys_and_a_few_words_are_no_other_language() -> None:
+    """Such as letters that are words of Slovenian, and words that Spanish has in common."""
+    assert other_language(["s: save", "v: view", "z: zoom", "k: keep"] * 50, "en") == ""
+    texts = [" ".join(sorted(FREQUENT["sl"] - FREQUENT["en"])[:number]) for number in (5, 6)]
+    assert [other_language([text] * 100, "en") for text in texts] == ["", "sl"]
+
+
+def test_another_language_is_found_in_short_texts_of_which_few_have_its_words() -> None:
+    only = sorted(w for w in FREQUENT["uk"] - FREQUENT["ru"] if len(w) > 1)
+    texts = [f"файл {only[n // 8 % 12]}" if n % 8 == 0 else "файл" for n in range(800)]
+    assert other_language(texts, "ru") == "uk"
+    assert other_language([t if n % 16 else "файл" for n, t in enumerate(texts)], "ru") == ""
+
+
 @pytest.mark.parametrize(("written", "read"), [("koi8_r", "cp1251"), ("cp1251", "koi8_r")])
 def test_a_side_that_was_read_in_a_wrong_encoding_lacks_the_words(written: str, read: str) -> None:
     words, sources = sorted(FREQUENT["ru"]), (ENGLISH * 4)[:400]

@@ -246,6 +246,15 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
             scan(table, Reading())
 
 
+def test_nul_bytes_at_the_start_of_text_are_text(tmp_path: Path) -> None:
+    """As a crash may leave them."""
+    for start in (bytes(64) + b"a\n", b"\0\0\0\n" * 3, b"\n\0\0\0" * 9, bytes(8)):
+        (tmp_path / "text").write_bytes(start)
+        assert b"\n".join(line.rstrip(b"\n") for line in read_file(tmp_path / "text")) == (
+            start.removesuffix(b"\n")
+        )
+
+
 def test_a_file_that_changes_between_scan_and_reading_is_noticed(tmp_path: Path) -> None:
     corpus = write(tmp_path, b"a\nb\n", b"a\n")
     with pytest.raises(UserError, match=r"a\.tgt: ends at line 1, before the other side"):

@@ -23,7 +23,6 @@ from mtrain.data.filters import Selection
 from mtrain.data.store import Store, open_tokenized, write_tokenized
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs import manifest
-from mtrain.runtime.errors import RefusedError
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
 PAIRS = made_up_pairs(400, 8, longest=9)
@@ -110,11 +109,6 @@ def test_user_symbols_and_unknown_characters_stay_whole() -> None:
     for row in (pairs[0][0], *drawn[0]):
         found = [token for token in row.tolist() if token in symbols]
         assert found == [symbols[1], symbols[0], symbols[2]]
-
-
-def test_vocabularies_without_merges_are_refused() -> None:
-    with pytest.raises(RefusedError, match="bpe"):
-        SubwordSampler(train_pieces("unigram", vocab_size=310), 0.1, 256)
 
 
 def test_a_side_stays_within_its_longest(tokenizer: Tokenizer) -> None:

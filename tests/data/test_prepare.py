@@ -32,7 +32,7 @@ from mtrain.data.prepare import (
     train_run_tokenizer,
     without_missing_init_from,
 )
-from mtrain.data.vocabulary import init_checkpoint
+from mtrain.data.vocabulary import existing_vocabulary, init_checkpoint
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock, log
 from mtrain.runtime.errors import RefusedError, StoppedError, UserError
@@ -416,6 +416,22 @@ def test_a_vocabulary_without_a_user_symbol_is_refused_at_the_start_of_a_run(
     run.mkdir()
     (run / "run.json").touch()  # of a version that did not refuse it
     assert "<x>" not in prepared(config).tokenizer.user_symbols
+
+
+def test_a_vocabulary_without_merges_has_none_to_drop(
+    tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    unigram = {
+        "tokenizer.model_type": "unigram",
+        "tokenizer.vocab_size": 300,
+        "run_dir": str(tmp_path / "other"),
+    }
+    path = train_run_tokenizer(load_config(tiny_config(**unigram)), Stop())
+    config = load_config(
+        tiny_config(**{"tokenizer.path": str(path), "train.subword_sampling": 0.1})
+    )
+    with pytest.raises(RefusedError, match=r"subword_sampling: .*tokenizer\.model has no merges"):
+        existing_vocabulary(config)
 
 
 @pytest.mark.parametrize(
