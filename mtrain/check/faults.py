@@ -342,9 +342,9 @@ def _faults(
         yield "escaped", _find(_ESCAPED, text)
     if "- " in text or "\u2010 " in text:
         yield "divided", _find_divided_word(text, side, profile)
-    if "<" in text or "&" in text:
+    if "<" in text or "&" in text or ";" in text:
         yield "markup", _find(_MARKUP, text)
-    if any(mark in text for mark in "@#▁￭<[⁇"):
+    if any(mark in text for mark in "@#▁￭<[⁇Ġ"):
         yield "subwords", _find(_SUBWORD_MARKS, text)
 
 

@@ -3,11 +3,16 @@
 import re
 from html.entities import name2codepoint
 
-# Marks of subwords, and tokens such as @-@ for punctuation within a word or a number.
-SUBWORDS = re.compile(r"(?:^|\w)@@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w|(?:^|\s)@[-,.:/&]@(?=\s|$)")
+# Marks of subwords, and tokens such as @-@ for punctuation within a word or a number. `Ġ` begins
+# the pieces of byte-level BPE; in Maltese it is a letter, but seldom begins two words in a row.
+SUBWORDS = re.compile(
+    r"(?:^|\w)@@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w|(?:^|\s)@[-,.:/&]@(?=\s|$)|(?:^|\s)Ġ\w+ Ġ\w"
+)
+# The last line has entities that were split into tokens, or lost a part.
 ENTITIES = re.compile(
     rf"&(?:{'|'.join(name2codepoint)}|apos|AMP|LT|GT|QUOT|bar|"
     r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"
+    r"|& ?(?:quot|amp|apos|nbsp|lt|gt) ?;|&(?:quot|apos|nbsp)\b|(?<![&\w])(?:quot|amp|apos|nbsp);"
 )
 
 

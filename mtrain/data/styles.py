@@ -67,9 +67,15 @@ def _is_sentence(text: str) -> bool:
     return text.count(" ") >= MIN_WORDS - 1 and bool(_SENTENCE_END.search(text[-_MAX_END:]))
 
 
+def _has_only_capitals(text: str) -> bool:
+    """Whether a text of three words or more has capital letters and no others."""
+    return text.count(" ") > 1 and text == text.upper() != text.lower()
+
+
 STYLES = {
     "spaces before commas or periods": Style(SPACE_BEFORE_MARK.search, MARK.search),
     "capital letters": Style(_has_capitals, _is_sentence),
+    "capital letters only": Style(_has_only_capitals, _is_sentence),
 }
 
 

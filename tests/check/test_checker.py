@@ -186,8 +186,14 @@ ODD_TEXT = {
         *(f" {text.encode().decode(code, 'ignore')} " for code, text in MISREAD.items()),
     ],
     "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
-    "markup": [" &amp; ", '<a href="x">', " &#39;", " &times; "],
-    "subwords": [" ab@@ cd", " ▁ab", " @-@ ", " <unk> ", " <UNK> ", " [UNK] ", " ⁇ ", " ##ing"],
+    "markup": [
+        *(" &amp; ", '<a href="x">', " &#39;", " &times; "),
+        *(" & quot ;", " &nbsp ", " quot;", "(apos;"),
+    ],
+    "subwords": [
+        *(" ab@@ cd", " ▁ab", " @-@ ", " ##ing", " Ġab Ġcd"),
+        *(" <unk> ", " <UNK> ", " [UNK] ", " ⁇ "),
+    ],
     "decomposed": [" cafe\u0301 "],
     "presentation": [" \ufb01n ", " \ufe8d\ufee0 ", " \ufefb "],
     "mixed_word": [" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "],

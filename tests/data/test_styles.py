@@ -45,6 +45,11 @@ def tokenized(text: str) -> str:
             (str, str),
             ["0% of the sources have spaces before commas or periods, "],
         ),
+        (
+            (str, str),
+            (str, str.upper),
+            ["100% of the targets have capital letters only, but 0% of the training texts in de"],
+        ),
     ],
 )
 def test_a_scored_set_prepared_in_another_way_is_warned_of(
@@ -102,9 +107,12 @@ def found(*corpora: list[str]) -> list[Part]:
 
 
 LOWERED, SPACED = "0% of the sources have capital", "100% of the sources have spaces"[:30]
+RAISED = "100% of the sources have capit"
 
 
-@pytest.mark.parametrize(("change", "expected"), [(str.lower, LOWERED), (tokenized, SPACED)])
+@pytest.mark.parametrize(
+    ("change", "expected"), [(str.lower, LOWERED), (str.upper, RAISED), (tokenized, SPACED)]
+)
 @pytest.mark.parametrize(("start", "stop"), [(0, 200), (901, 1200), (1500, 2000)])
 def test_an_odd_part_is_found_to_the_row(
     change: Callable[[str], str], expected: str, start: int, stop: int
