@@ -73,8 +73,7 @@ def evaluate(
     notes = find_faults(hypotheses, references, sources, lowercase)
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
-        listed = list(map(asdict, notes))
-        print_json({"lines": len(hypotheses), **content, "notes": listed})
+        print_json({"lines": len(hypotheses), **content, "notes": [*map(asdict, notes)]})
         return
     print_text(*map(str, scores.values()))
     for note in notes:
