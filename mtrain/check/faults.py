@@ -87,11 +87,11 @@ _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
 # Signs in a word that stand for letters if text in Latin letters was read in a wrong code page,
-# such as 437, 1252 for 1250 or Mac Roman.
+# such as 437, 1252 for 1250 or Mac Roman; not those of "nº" and its plural "nºs".
 _SIGN_IN_WORD = regex.compile(
-    r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00aa\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
+    r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
     r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff\uff00-\uffef\ufffc\ufffd]]"
-    r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])"
+    r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])(?<!\b[nN]º|º(?=s\b))"
 )
 # Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7.
 _ESCAPED = re.compile(
