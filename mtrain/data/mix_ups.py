@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
+from operator import and_
 from typing import NamedTuple, TypeVar
 
 from mtrain.config.corpora import Corpus
@@ -265,17 +266,23 @@ def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator
         [SPACE_BEFORE_MARK.search(text) is not None for text in texts]
         for texts in (sources, targets)
     )
-    for own, other, name in ((src, tgt, "source"), (tgt, src, "target")):
-        count = sum(here and not there for here, there in zip(own, other, strict=True))
+    src_marked, tgt_marked = (
+        [MARK.search(text) is not None for text in texts] for texts in (sources, targets)
+    )
+    sides = ((src, tgt, tgt_marked, "source"), (tgt, src, src_marked, "target"))
+    for own, other, marked, name in sides:
+        # where both sides have such spaces, a text without commas and periods tells nothing
+        is_plain = sum(other) < MAX_TOKENIZED * len(other)
+        count = sum(
+            here and not there and (is_plain or is_marked)
+            for here, there, is_marked in zip(own, other, marked, strict=True)
+        )
         if count >= max(MIN_TEXTS, MAX_TOKENIZED * len(own)):
             yield (
                 f"{count / len(own):.0%} of the {name}s have spaces before commas or periods, but "
                 "the texts of the other side do not; use text that is not tokenized"
             )
-    has_marks = [
-        MARK.search(source) is not None and MARK.search(target) is not None
-        for source, target in zip(sources, targets, strict=True)
-    ]
+    has_marks = map(and_, src_marked, tgt_marked)
     with_marks = list(compress(zip(src, tgt, strict=True), has_marks))
     both, neither = with_marks.count((True, True)), with_marks.count((False, False))
     if min(both, neither) >= max(MIN_TEXTS, MIN_MIXED * len(with_marks)):

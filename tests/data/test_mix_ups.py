@@ -397,6 +397,25 @@ def test_a_side_that_is_tokenized_in_part_is_warned_of(
     assert "of the pairs with commas" not in caplog.text
 
 
+@pytest.mark.parametrize("count", [0, 20])
+def test_a_side_without_commas_in_tokenized_text_is_not_plain(
+    tiny_config: TinyConfig, write: Any, caplog: Any, count: int
+) -> None:
+    """The sources of 30 pairs have no comma or period; `count` others are not tokenized."""
+    pairs = [
+        (
+            re.sub("[.,]", "", src) if row < 30 else f"yes{' ' * (row >= 30 + count)}, {src}",
+            f"ja , {tgt}",
+        )
+        for row, (src, tgt) in enumerate(PAIRS)
+    ]
+    path = tiny_config(**{"data.train": [write("t", pairs)]})
+    assert refusal(load_config(path)) == ""
+    expected = f"{count / 300:.0%} of the targets have spaces before commas or periods, but"
+    assert (expected in caplog.text) == bool(count)
+    assert ("the other side do not" in caplog.text) == bool(count)
+
+
 @pytest.mark.parametrize(("step", "is_found"), [(2, True), (9, True), (11, False)])
 def test_tokenized_pairs_among_others_are_warned_of(
     tiny_config: TinyConfig, write: Any, caplog: Any, step: int, is_found: bool
