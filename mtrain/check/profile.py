@@ -24,7 +24,7 @@ from mtrain.corpus.language_identification import (
     lacks_frequent_words,
     other_language,
 )
-from mtrain.corpus.lines import shorten_text
+from mtrain.corpus.lines import is_blank, shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of, tag_of
 from mtrain.data.mix_ups import mix_ups_of
@@ -56,6 +56,9 @@ _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
 # Smallest number of texts of the greatest length, also as a multiple of the number of texts of each
 # of the lengths just below it.
 MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
+# Fraction of texts that may have the same number of words, if some were cut off at a length: a cut
+# leaves shorter texts, but all names, entries of a dictionary or templates may be alike.
+MAX_CUT = 0.95
 MAX_ADDITIONS, MAX_SHOWN = 3, 40  # additions reported for a side; characters shown of each
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
@@ -277,8 +280,13 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
         if fraction >= MIN_LOST_ACCENTS:
             text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
             rows.findings.add_message("accents", text)
-        for unit, lengths in _lengths(set(rows.texts[side])).items():
-            if cut := _cut_texts(lengths):
+        by_unit = _lengths({text for text in rows.texts[side] if not is_blank(text)})
+        counts = np.bincount(by_unit["words"], minlength=1)  # of texts, by number of words
+        most = MAX_CUT * counts.sum()
+        for unit, lengths in by_unit.items():
+            cut = _cut_texts(lengths)
+            # in scripts without spaces, most texts are one word
+            if cut and (counts.max() <= most or (counts.argmax() == 1 and cut <= most)):
                 text = f"{cut:,} of the {name} have {lengths.max():,} {unit}, and none has more"
                 rows.findings.add_message("cut", text)
                 break
@@ -331,7 +339,7 @@ def _lengths(texts: Collection[str]) -> dict[str, NDArray[np.int64]]:
         "bytes": lambda text: len(text.encode("utf-8", "surrogatepass")),
         "words": lambda text: len(text.split()),
     }
-    return {unit: np.array([*map(length, texts)]) for unit, length in measures.items()}
+    return {unit: np.array([*map(length, texts)], np.int64) for unit, length in measures.items()}
 
 
 def _cut_texts(lengths: NDArray[np.int64]) -> int:

@@ -420,6 +420,16 @@ def test_texts_cut_off_at_a_length_are_found(folder: Folder, unit: str) -> None:
     )
 
 
+@pytest.mark.parametrize("made", ["Room {0} on floor {0}", "{1} {1}", "{1}"])
+def test_texts_that_all_have_one_length_are_not_cut(folder: Folder, made: str) -> None:
+    """Such as templates with numbers, names and the words of a dictionary."""
+    for name in ("valid.xa", "valid.xb"):
+        words = LEFT if name == "valid.xa" else RIGHT
+        texts = [made.format(row, words[row]) for row in range(200)]
+        folder.bytes[name] = [text.encode() for text in texts]
+    assert "cut" not in {kind for _, kind in kinds(folder.look())}
+
+
 @pytest.mark.parametrize(("fraction", "kept"), [(0.1, 0.5), (0.6, 0.6), (0.3, 1.0)])
 def test_texts_cut_off_within_sentences_are_found(
     folder: Folder, fraction: float, kept: float
