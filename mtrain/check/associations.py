@@ -85,11 +85,11 @@ class Associations:
             total += np.bincount(side.words.lines, weights=word_nats, minlength=len(src))
         return total / 2  # each association was counted from both sides
 
-    def fraction_known(self, src: Words, tgt: Words) -> float:
-        """Return the fraction of pairs with a word of the vocabulary on both sides."""
+    def have_known(self, src: Words, tgt: Words) -> NDArray[np.bool_]:
+        """Whether each side has a word of its vocabulary, shape (2, lines)."""
         sides = self._encode(src, tgt)
         known = [np.bincount(side.words.lines[side.ids > 0], minlength=len(src)) for side in sides]
-        return float(((known[0] > 0) & (known[1] > 0)).mean()) if len(src) else 0.0
+        return np.array(known) > 0
 
     def _encode(self, src: Words, tgt: Words) -> tuple[Side, Side]:
         return self.vocabularies[0].encode(src), self.vocabularies[1].encode(tgt)

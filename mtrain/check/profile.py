@@ -42,7 +42,8 @@ CLEAR_EVIDENCE = 5.0  # median in nats, by which pairs match better than neighbo
 MAX_WRONG = 0.05  # fraction of pairs that match no better than unrelated lines
 WRONG = "about {:.0%} of the pairs do not look like translations: are they aligned?"
 MIN_RELATED = 1000  # pairs, from which every parallel corpus has associated words
-MIN_KNOWN = 0.5  # fraction of pairs with words that may have associates, to expect some
+# Pairs of which each side has a word that may have associates: only these tell how many are wrong.
+MIN_KNOWN = 100
 NO_WORDS = "hardly any words of the sides match: are they aligned line for line?"
 MIN_DEVIATION = 0.1  # standard deviation of the logarithm of a ratio of lengths
 MIN_PAIRS = 20  # pairs to learn scripts from
@@ -192,11 +193,14 @@ class Profile:
     def _fraction_wrong(self, evidence: Evidence, src: Words, tgt: Words) -> float:
         """Estimate the fraction of pairs that are not translations, given their evidence. Half of
         such pairs, but hardly any translations, have less evidence than the median unrelated pair.
+        Pairs with a side of rare words only, as in a dictionary, show nothing and are left out.
         """
-        if len(src) < MIN_SAMPLE:
+        has_src, has_tgt = self.associations.have_known(src, tgt)
+        is_known, is_unrelated = has_src & has_tgt, has_src & np.roll(has_tgt, UNRELATED_SHIFT)
+        if len(src) < MIN_SAMPLE or min(is_known.sum(), is_unrelated.sum()) < MIN_KNOWN:
             return 0.0
-        unrelated = self.associations.evidence(src, tgt.shifted(UNRELATED_SHIFT))
-        return 2 * float(np.mean(evidence < np.median(unrelated)))
+        unrelated = self.associations.evidence(src, tgt.shifted(UNRELATED_SHIFT))[is_unrelated]
+        return 2 * float(np.mean(evidence[is_known] < np.median(unrelated)))
 
     def usual_scripts(self, side: int, language: str) -> set[str]:
         """Return the scripts of the language, and Latin if it is common on the side; if most
@@ -241,6 +245,7 @@ class Profile:
     def _find_unrelated(self, rows: Chunk) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""
         evidence = self.associations.evidence(*rows.words)
+        known = evidence[self.associations.have_known(*rows.words).all(0)]
         low, windows = len(unrelated_windows(rows.lengths)), len(windows_of(len(rows)))
         if low > windows / 2 and not self._are_clearly_pairs(evidence, *rows.words):
             rows.findings.add_message("unrelated", UNRELATED)
@@ -248,9 +253,9 @@ class Profile:
             rows.findings.add_message("unrelated", WRONG.format(wrong))
         elif (
             (low or len(rows) >= MIN_RELATED)
-            and not self.has_associations
-            # very few different words cannot tell pairs apart
-            and self.associations.fraction_known(*rows.words) >= MIN_KNOWN
+            # very few different words cannot tell pairs apart, nor can words that are all rare
+            and len(known) >= MIN_KNOWN
+            and known.mean() < MIN_EVIDENCE
         ):
             rows.findings.add_message("unrelated", NO_WORDS)
 

@@ -640,6 +640,28 @@ def test_sound_text_of_very_few_words_seems_related(folder: Folder) -> None:
     assert ("data.train.0", "unrelated") not in kinds(folder.look())
 
 
+@pytest.mark.parametrize(("percent", "is_found"), [(0, False), (30, True), (100, True)])
+def test_words_that_occur_once_say_nothing_of_their_pairs(
+    folder: Folder, percent: int, is_found: bool
+) -> None:
+    """In a dictionary, most pairs have such words on a side, and frequent ones on the other."""
+    draw = random.Random(9)
+    signs = [chr(0x4E00 + 7 * n) for n in range(150)]
+    frequent = [("".join(draw.sample(LEFT, 2)), "".join(draw.sample(signs, 2))) for _ in range(99)]
+    rare = ["".join(pair) for pair in draw.sample(list(product(LEFT, LEFT)), PAIRS)]
+    rows = [(word, "".join(draw.sample(signs, 2))) for word in rare]
+    rows[: PAIRS // 3] = draw.choices(frequent, k=PAIRS // 3)
+    draw.shuffle(rows)
+    sides = [[row[side].encode() for row in rows] for side in (0, 1)]
+    count = PAIRS * percent // 100
+    sides[1][:count] = draw.sample(sides[1][:count], count)
+    for name, texts in zip(("train.xa", "train.xb"), sides, strict=True):
+        folder.bytes[name] = texts
+    reported = kinds(folder.look())
+    assert (("data.train.0", "unrelated") in reported) == is_found
+    assert ("data.train.0", "cut") not in reported
+
+
 @pytest.mark.parametrize("slip", [1, 700])
 def test_lines_of_documents_that_slipped_are_noticed(folder: Folder, slip: int) -> None:
     """Lines of one subject have words that come together, whichever lines are paired."""
