@@ -277,7 +277,7 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
     accents; texts that are cut off; text that was added.
     """
     languages = rows.findings.languages
-    for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts):
+    for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts, rows.numbers):
         if kind not in ("swapped", "subwords"):
             rows.findings.add_message(kind, message, is_allowed=is_allowed)
     for side, name in enumerate(("sources", "targets")):

@@ -6,7 +6,8 @@ by `mtrain check`.
 3. repetition  the same pair again and again; many different sources have the same target, or the
                other way round
 4. quotes      texts of a side are in double quotes, as in a table
-5. numbers     nearly all texts of one side begin with a number
+5. numbers     nearly all texts of one side begin with a number, or those of both with that of
+               their line
 6. subwords    many texts of a side are split into the pieces of another program
 7. spaces      texts of one side, or some of the pairs, have spaces before commas or periods
 8. style       only a part of the text is tokenized or lower-cased (`styles`)
@@ -16,8 +17,9 @@ by `mtrain check`.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import compress, pairwise
 from operator import and_
 from typing import NamedTuple, TypeVar
 
@@ -85,7 +87,7 @@ def find_mix_ups(
         srcs, tgts = [src for _, src, _ in own], [tgt for _, _, tgt in own]
         numbers = [number for number, _, _ in own]
         sampled.append((key, data.languages(corpus), numbers, (srcs, tgts)))
-        for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts):
+        for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts, numbers):
             yield f"{key}: {message}", is_allowed
     for part in odd_parts(sampled):
         yield f"{part.owner}: rows {part.first} to {part.last}: {part.message}", True
@@ -94,7 +96,7 @@ def find_mix_ups(
     for key, text in sets.items():
         languages = data.languages(text.corpus)
         sides = (text.sources, text.references)
-        for _, message, is_allowed in mix_ups_of(data, languages, *sides):
+        for _, message, is_allowed in mix_ups_of(data, languages, *sides, range(len(text))):
             yield f"{key}: {message}", is_allowed
         for message in style_differences(training, languages, sides):
             yield f"{key}: {message}", True
@@ -156,9 +158,13 @@ def _size(row: TextRow) -> int:
 
 
 def mix_ups_of(
-    data: DataConfig, languages: tuple[str, str], sources: Sequence[str], targets: Sequence[str]
+    data: DataConfig,
+    languages: tuple[str, str],
+    sources: Sequence[str],
+    targets: Sequence[str],
+    numbers: Sequence[int],
 ) -> Iterator[MixUp]:
-    """Yield the mix-ups within a text."""
+    """Yield the mix-ups within a text of which these are rows with these numbers."""
     src, tgt = languages
     fraction = swapped_fraction(sources, targets, src, tgt)
     if fraction > MOST_SWAPPED:
@@ -173,10 +179,10 @@ def mix_ups_of(
             f"source looks like {tgt}, the target like {src}; mtrain check lists such pairs"
         )
         yield MixUp("swapped", text, True)
-    finders = {
+    finders: dict[str, Callable[[Sequence[str], Sequence[str]], Iterator[str]]] = {
         "repeated": _repetitions,
         "quoted": _quoted_sides,
-        "numbered": _numbered_sides,
+        "numbered": partial(_numbered_sides, numbers),
         "subwords": _split_sides,
         "tokenized": _tokenized_sides,
     }
@@ -233,17 +239,35 @@ def _are_most(cells: list[str], quoted: list[str], texts: Sequence[str], mark: s
     return len(cells) >= MAX_QUOTED * max(len(quoted), with_mark)
 
 
-def _numbered_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Yield a message if nearly all texts of one side begin with a number."""
+def _numbered_sides(
+    numbers: Sequence[int], sources: Sequence[str], targets: Sequence[str]
+) -> Iterator[str]:
+    """Yield a message if nearly all texts of one side begin with a number, or those of both sides
+    with the same number, which increases by one from row to row.
+    """
     if len(sources) < MIN_TEXTS:
         return
-    counts = [sum(map(bool, map(_NUMBER.match, texts))) for texts in (sources, targets)]
+    src, tgt = ([*map(_NUMBER.match, texts)] for texts in (sources, targets))
     most = MAX_QUOTED * len(sources)
-    for count, other, name in zip(counts, counts[::-1], ("sources", "targets"), strict=True):
-        if count >= most and 5 * other < most:
+    offsets = [
+        int(src_match[0]) - number
+        if src_match and tgt_match and int(src_match[0]) == int(tgt_match[0])
+        else None
+        for number, src_match, tgt_match in zip(numbers, src, tgt, strict=True)
+    ]
+    counted = sum(last == offset is not None for last, offset in pairwise(offsets))
+    if counted >= MAX_QUOTED * (len(offsets) - 1):
+        yield "nearly all texts of both sides begin with line numbers; remove the numbers"
+    names = ("sources", "targets")
+    for own, other, name, other_name in zip(
+        (src, tgt), (tgt, src), names, names[::-1], strict=True
+    ):
+        count, others = (sum(map(bool, matches)) for matches in (own, other))
+        if count >= most and 5 * others < most:
+            few = f"only {others / len(own):.0%}" if 100 * others >= len(own) else "hardly any"
             yield (
-                f"{count / len(sources):.0%} of the {name} begin with a number, but only "
-                f"{other / len(sources):.0%} of the other side; remove the numbers"
+                f"{count / len(own):.0%} of the {name} begin with a number, but {few} of the "
+                f"{other_name}; remove the numbers"
             )
 
 

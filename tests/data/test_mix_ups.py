@@ -356,8 +356,61 @@ def test_text_in_the_subwords_of_another_program_is_warned_of(
 def test_the_texts_of_a_side_are_judged_from_20_on(config: Config, kind: str, form: str) -> None:
     sources, targets = [form.format(n) for n in range(20)], [f"mot {n}" for n in range(20)]
     for count, kinds in ((19, []), (20, [kind])):
-        found = mix_ups_of(config.data, ("aa", "ba"), sources[:count], targets[:count])
+        found = mix_ups_of(
+            config.data, ("aa", "ba"), sources[:count], targets[:count], range(count)
+        )
         assert [mix_up.kind for mix_up in found] == kinds
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "message"),
+    [
+        (
+            "{}",
+            "{row}. {}",
+            "100% of the targets begin with a number, but hardly any of the sources",
+        ),
+        (
+            "{row}\t{}",
+            "{}",
+            "100% of the sources begin with a number, but hardly any of the targets",
+        ),
+        ("     {row}\t{}", "{row}. {}", "nearly all texts of both sides begin with line numbers"),
+        ("{half}. {}", "{half}. {}", ""),  # some other number of both sides
+    ],
+)
+@pytest.mark.parametrize("step", [1, 3])
+def test_line_numbers_are_found_in_a_set_and_in_a_sample_of_the_training_text(
+    tiny_config: TinyConfig,
+    write: Any,
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    src: str,
+    tgt: str,
+    message: str,
+    step: int,
+) -> None:
+    def numbered(rows: range) -> list[tuple[str, str]]:
+        texts = (({"row": row, "half": row // 2 + 7}, PAIRS[row]) for row in rows)
+        return [(src.format(a, **keys), tgt.format(b, **keys)) for keys, (a, b) in texts]
+
+    monkeypatch.setattr(mix_ups, "SAMPLE", 250 // step)
+    train = numbered(range(250))
+    train[40:60] = PAIRS[40:60]
+    sets = {"data.train": [write("t", train)], "data.valid": write("v", numbered(range(250, 300)))}
+    assert refusal(load_config(tiny_config(**sets))) == ""
+    if message:
+        assert f"data.valid: {message}" in caplog.text
+        text = message.replace("100", "92" if step == 1 else "93")
+        assert f"data.train.0: {text}" in caplog.text
+    else:
+        assert "number" not in caplog.text
+
+
+def test_the_fraction_of_the_other_side_that_has_numbers_is_named(config: Config) -> None:
+    sources, targets = [f"{n}. word" for n in range(50)], [f"mot {n}" for n in range(49)]
+    [found] = mix_ups_of(config.data, ("aa", "ba"), sources, [*targets, "5 mots"], range(50))
+    assert "begin with a number, but only 2% of the targets; remove the numbers" in found.message
 
 
 @pytest.mark.parametrize(("size", "step"), [(166, 1), (167, 2), (1000, 8)])
