@@ -32,6 +32,7 @@ MAX_LENGTH, MAX_END = 2000, 200  # characters of a translation, and of the end o
 # Fraction of the texts with an addition that nearly all have, and of the translations that may
 # share a beginning or an end.
 NEARLY_ALL, MAX_SHARED = 0.9, 0.5
+COMMAS = frozenset(",，、،")
 _TOKEN = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*|[\w\p{M}]+|[^\w\s]+"
 )
@@ -121,14 +122,15 @@ class _Texts:
         example = ends[indices[0]]
         size = len(indices)
         # Words alone may be grammar, such as an auxiliary verb at the end of a sentence, and a
-        # single mark may be a matter of style.
+        # single mark may be a matter of style. Words with a comma may be of the text ("Indeed,").
         tokens = example.tokens[:count]
-        has_mark = any(not token[0].isalnum() for token in tokens)
+        is_common = size >= NEARLY_ALL * len(ends)
+        marks = {token for token in tokens if not token[0].isalnum()}
         is_single = len("".join(tokens)) < 2
-        if not has_mark or is_single:
+        if is_single or not (marks if is_common else marks - COMMAS):
             return None
         gain = self._gain(ends, indices, count)
-        if not gain and size >= NEARLY_ALL * len(ends) and self._is_common(example, count):
+        if not gain and is_common and self._is_common(example, count):
             gain = 1.0
         place = "end" if example.from_end else "begin"
         text = example.first(count)

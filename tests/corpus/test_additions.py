@@ -42,6 +42,7 @@ def test_an_addition_is_found_as_it_is_written(
     ("form", "text"),
     [
         ("Here is the translation: {}", "Here is the translation:"),
+        ("Indeed, {}", "Indeed,"),
         ("1. {}", ""),  # a list
         ("{} (machine translation)", "(machine translation)"),
         ("{} ||| 0.5", "||| 0.5"),
@@ -102,6 +103,8 @@ def test_a_large_text_is_sampled_and_examples_keep_their_rows() -> None:
         ),
         # in all texts, or nothing else
         (lambda row, text: text, lambda row, text: "(machine translation)"),
+        # words of the text
+        (lambda row, text: text, lambda row, text: f"Indeed and verily, {text}"),
     ],
 )
 def test_sound_text_has_no_additions(src: Change, tgt: Change) -> None:
