@@ -2,15 +2,17 @@
 
 Without it, the lengths of a text and its translation match far better; and no word of the
 translation occurs with it more often than elsewhere, as a word does with its own translation. What
-nearly all texts of a side have was added, unless most translations begin or end alike.
+nearly all texts of a side have was added, unless most translations begin or end alike; or each has
+one of several texts, such as names, on which its translation does not depend.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 from unicodedata import normalize
 
@@ -28,14 +30,24 @@ MAX_LEFT = 0.5  # fraction of the surplus length that may be left without the ad
 MAX_EXCESS, MIN_SHARED, MIN_SHARED_FRACTION = 5.0, 4, 0.1
 # Fractions of the texts and of the gain of an addition, from which a longer one is preferred.
 SAME, NEARLY_BEST = 0.9, 0.8
+SHARED = 0.99  # fraction of the texts with an addition that have a part of it that is shown
 MAX_LENGTH, MAX_END = 2000, 200  # characters of a translation, and of the end of a text
 # Fraction of the texts with an addition that nearly all have, and of the translations that may
 # share a beginning or an end.
 NEARLY_ALL, MAX_SHARED = 0.9, 0.5
+MAX_REPEATED = 0.5  # fraction of the texts with an addition that may be the same text
+# If nearly all texts have one of several additions: texts with each of these, and fraction of all
+# texts that have one on which their translations do not depend.
+MIN_SAME, MIN_INDEPENDENT = 5, 0.7
 COMMAS = frozenset(",，、،")
 _TOKEN = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*|[\w\p{M}]+|[^\w\s]+"
 )
+# A number, a word without numbers, spaces, or a single mark; the second one searches from the end.
+_ATOMS = [
+    regex.compile(reverse + r"\p{Nd}+|(?:[^\W\p{Nd}]|\p{M})+|\s+|.") for reverse in ("", "(?r)")
+]
+_SENTENCE_END = regex.compile(r"^[^\w\s]+\s+")  # of the text before an addition
 _DIGITS = regex.compile(r"\p{Nd}+")
 _TAG = regex.compile(r"<\S+?>|>>\S+?<<|__\S+?__")  # before a text, such as that of a language
 
@@ -80,6 +92,23 @@ class _End(NamedTuple):
         text = self.text[len(self.text) - size :] if self.from_end else self.text[:size]
         return text.strip()
 
+    def shared(self, count: int, others: Iterable["_End"]) -> str:
+        """Return the text of the first tokens, and of what is next to them, as far as the other
+        texts have the same; N stands for numbers that differ.
+        """
+        atoms = [map(itemgetter(0), _ATOMS[self.from_end].finditer(end.text)) for end in others]
+        result = ""
+        for atom, *same in zip(_ATOMS[self.from_end].finditer(self.text), *atoms, strict=False):
+            text, counts = atom[0], Counter(same)
+            form = _form(text)
+            if sum(counts[each] for each in counts if _form(each) == form) < SHARED * len(same):
+                break
+            part = "N" if text[0].isdecimal() and counts.keys() != {text} else text
+            result = part + result if self.from_end else result + part
+        if self.from_end:
+            result = _SENTENCE_END.sub("", result)
+        return result.strip() or self.first(count)
+
 
 class _Texts:
     """Texts, the words of their translations, and the ratios of their lengths."""
@@ -113,6 +142,8 @@ class _Texts:
                 result += longer
             else:
                 same = [each for each in longer if len(each.indices) >= SAME * len(group)]
+                if any(each.text == own.text for each in same):
+                    same = []
                 least = NEARLY_BEST * max(each.gain for each in (own, *same))
                 result.append(next(each for each in (*same, own) if each.gain >= least))
         return result
@@ -120,21 +151,53 @@ class _Texts:
     def _addition(self, ends: list[_End], indices: list[int], count: int) -> Addition | None:
         """Return the first `count` tokens of these texts if they are an addition."""
         example = ends[indices[0]]
-        size = len(indices)
         # Words alone may be grammar, such as an auxiliary verb at the end of a sentence, and a
         # single mark may be a matter of style. Words with a comma may be of the text ("Indeed,").
         tokens = example.tokens[:count]
-        is_common = size >= NEARLY_ALL * len(ends)
+        is_common = len(indices) >= NEARLY_ALL * len(ends)
         marks = {token for token in tokens if not token[0].isalnum()}
         is_single = len("".join(tokens)) < 2
         if is_single or not (marks if is_common else marks - COMMAS):
             return None
-        gain = self._gain(ends, indices, count)
-        if not gain and is_common and self._is_common(example, count):
-            gain = 1.0
+        if gain := self._gain(ends, indices, count):
+            return self._as_addition(ends, indices, count, gain)
+        found = self._as_addition(ends, indices, count, 1.0) if is_common else None
+        return found if found and self._is_common(found.text, example, count) else None
+
+    def _as_addition(
+        self, ends: list[_End], indices: list[int], count: int, gain: float
+    ) -> Addition | None:
+        """Return what these texts share, unless most of them are the same text."""
+        example, *others = (ends[index] for index in indices)
+        [(_, repeated)] = Counter(ends[index].text for index in indices).most_common(1)
+        if repeated > MAX_REPEATED * len(indices):
+            return None
         place = "end" if example.from_end else "begin"
-        text = example.first(count)
-        return Addition(text, place, size / len(ends), indices, gain) if gain else None
+        text = example.shared(count, others)
+        return Addition(text, place, len(indices) / len(ends), indices, gain)
+
+    def alternatives(self, ends: list[_End]) -> Iterator[Addition]:
+        """Yield what texts begin with up to a mark, or end with from a mark on, if nearly all texts
+        have something that several have, such as a name, unless translations depend on it.
+        """
+        groups = defaultdict[tuple[str, ...], list[int]](list)
+        for index, end in enumerate(ends):
+            tokens = end.tokens[:-1]  # something is left
+            marks = (n for n, token in enumerate(tokens) if n and not token[0].isalnum())
+            groups[tuple(tokens[: next(marks, -1) + 1])].append(index)
+        nearly_all = NEARLY_ALL * len(ends)
+        found = [
+            (len(key), group)
+            for key, group in groups.items()
+            if MIN_SAME <= len(group) < nearly_all and any(token[0].isalpha() for token in key)
+        ]
+        if sum(len(group) for _, group in found) < nearly_all or self.share_an_end:
+            return
+        found = [each for each in found if self._largest_excess(each[1]) <= MAX_EXCESS]
+        if sum(len(group) for _, group in found) >= MIN_INDEPENDENT * len(ends):
+            for count, group in found:
+                if addition := self._as_addition(ends, group, count, 1.0):
+                    yield addition
 
     def _gain(self, ends: list[_End], indices: list[int], count: int) -> float:
         """Return how much better lengths match without the first `count` tokens of these texts; 0
@@ -149,20 +212,24 @@ class _Texts:
         if surplus < MIN_ERRORS * 1.2533 * self.deviation / math.sqrt(size):
             return 0.0
         sizes = np.array([ends[index].sizes[count] for index in indices])
-        logs = np.log(self.lengths[indices] - sizes + 1) - self.other_logs[indices]
+        if count == MAX_TOKENS:  # an addition may be longer
+            example, *others = (ends[index] for index in indices)
+            sizes += max(0, len(example.shared(count, others)) - len(example.first(count)))
+        lengths = np.maximum(0, self.lengths[indices] - sizes)
+        logs = np.log(lengths + 1) - self.other_logs[indices]
         left = abs(float(np.median(logs)) - usual)
         if left > MAX_LEFT * surplus or self._largest_excess(indices) > MAX_EXCESS:
             return 0.0
         return surplus - left
 
-    def _is_common(self, example: _End, count: int) -> bool:
-        """Whether the first `count` tokens, which nearly all texts have, are an addition: their
-        translations have nothing in common, and the tokens are no tag, number of a list or usual
-        end of a sentence.
+    def _is_common(self, text: str, example: _End, count: int) -> bool:
+        """Whether text that nearly all texts have is an addition: their translations have nothing
+        in common, and the text is no tag, number of a list or usual end of a sentence.
         """
-        marks = [token for token in example.tokens[:count] if not token[0].isalnum()]
         if example.from_end:
-            return len("".join(marks)) > 1 and not self.share_an_end
+            marks = regex.findall(r"[^\w\s]", text)
+            is_end = len(marks) < 2 and not text[-1].isalnum()
+            return not is_end and not self.share_an_end
         is_number = not any(map(str.isalpha, example.first(count)))
         return not is_number and not _TAG.match(example.text) and not self.share_an_end
 
@@ -217,5 +284,6 @@ def additions(texts: Sequence[str], others: Sequence[str]) -> Iterator[Addition]
     sample = _Texts(texts[::step], others[::step])
     for from_end in (False, True):
         ends = [_End.of(text, from_end=from_end) for text in texts[::step]]
-        for found in sample.additions(ends, range(len(ends))):
+        alternatives = list(sample.alternatives(ends))
+        for found in alternatives or sample.additions(ends, range(len(ends))):
             yield replace(found, indices=[step * index for index in found.indices])

@@ -23,9 +23,17 @@ def changed(texts: list[str], step: int, change: Change) -> list[str]:
     [
         (lambda row, text: f"Here is the translation: {text}", "begin", "Here is the translation:"),
         (lambda row, text: f"{text} (machine translation)", "end", "(machine translation)"),
-        (lambda row, text: f"<item id='{row}'>{text}", "begin", "<item id='0'>"),
-        (lambda row, text: f"{text} https://example.org/{row}", "end", "https://example.org/0"),
-        (lambda row, text: f"{text} 译文 [{row}]", "end", "译文 [0]"),
+        (lambda row, text: f"<item id='{row}'>{text}", "begin", "<item id='N'>"),
+        (lambda row, text: f"{text} https://example.org/{row}", "end", "https://example.org/N"),
+        (lambda row, text: f"{text} 译文 [{row}]", "end", "译文 [N]"),
+        (lambda row, text: f"{text}[{row}]", "end", "[N]"),
+        (lambda row, text: f"{{\\an8}}{text}", "begin", "{\\an8}"),
+        (lambda row, text: f"{text}. © 2014 Word", "end", "© 2014 Word"),
+        (
+            lambda row, text: f"{text} http://www.example.org/a/p{row}.html",
+            "end",
+            "http://www.example.org/a/pN.html",
+        ),
     ],
 )
 @pytest.mark.parametrize("step", [3, 60])
@@ -46,6 +54,10 @@ def test_an_addition_is_found_as_it_is_written(
         ("1. {}", ""),  # a list
         ("{} (machine translation)", "(machine translation)"),
         ("{} ||| 0.5", "||| 0.5"),
+        ("{} © 2014 Word", "© 2014 Word"),
+        ("{}. © 2014 Word", "© 2014 Word"),
+        ("{}[3]", "[3]"),
+        ("n/a", ""),  # nothing else
         ("<2de> {}", ""),  # a tag, which chooses the language
         ("{} !", ""),  # style
     ],
@@ -57,6 +69,34 @@ def test_what_nearly_all_texts_have_is_found(form: str, text: str) -> None:
         assert [each.text for each in additions(texts, SOURCES[:count])] == [text] * bool(text)
         sources = [f"Source: {text}" for text in SOURCES[:count]]
         assert not list(additions(texts, sources))
+
+
+NAMES = ["Anna", "Mr. Ben", "Clara", "Dora"]
+
+
+@pytest.mark.parametrize(
+    ("form", "place"), [("{name}: {text}", "begin"), ("{text} (by {name})", "end")]
+)
+@pytest.mark.parametrize("count", [60, 2000])
+def test_names_that_nearly_all_texts_have_are_found(form: str, place: str, count: int) -> None:
+    rng = random.Random(1)
+    chosen = rng.choices(NAMES, k=count)
+
+    def named(texts: list[str]) -> list[str]:
+        rows = zip(texts, chosen, strict=False)
+        return [form.format(text=text, name=name) for text, name in rows]
+
+    sources, targets = SOURCES[:count], named(TARGETS)
+    targets[7:10] = TARGETS[7:10]
+    found = list(additions(targets, sources))
+    assert {each.place for each in found} == {place}
+    added = {form.format(text="", name=name).strip() for name in NAMES}
+    assert {each.text for each in found} == added
+    assert not list(additions(sources, targets))
+    assert not list(additions(named(TARGETS), named(SOURCES)))
+    assert not list(additions(named(SOURCES), named(TARGETS)))
+    mostly = [TARGETS[row] if row % 8 == 0 else text for row, text in enumerate(targets)]
+    assert not any(each.gain == 1 for each in additions(mostly, sources))
 
 
 def test_what_nine_of_ten_texts_have_may_be_short() -> None:
