@@ -186,12 +186,12 @@ class Findings:
         finding = self.by_kind.get((kind, ""))
         if finding is None:
             return
-        finding.count -= count
         remaining = [
             example
             for example in finding.examples
             if not any(start <= example.number <= end for start, end in stretches)
         ]
+        finding.count = max(finding.count - count, len(remaining))
         finding.examples = remaining[: self.max_examples]
         self.remove(kind, below=1)
 

@@ -678,7 +678,37 @@ def test_lines_of_documents_that_slipped_are_noticed(folder: Folder, slip: int) 
     folder.bytes["train.xb"] = targets
     assert ("data.train.0", "unrelated") not in kinds(folder.look())
     folder.bytes["train.xb"] = targets[slip:] + targets[:slip]
-    assert ("data.train.0", "unrelated") in kinds(folder.look())
+    expected = "slip" if slip == 1 else "unrelated"
+    assert ("data.train.0", expected) in kinds(folder.look())
+
+
+@pytest.mark.parametrize("slip", [1, -2, 12, -30])
+def test_sides_that_are_shifted_throughout_are_told_by_how_many_lines(
+    folder: Folder, slip: int
+) -> None:
+    for name in ("train.xb", "valid.xb"):
+        folder.bytes[name] = folder.bytes[name][slip:] + folder.bytes[name][:slip]
+    report = folder.look()
+    slips = {name: finding for name, kind, finding in found(report) if kind == "slip"}
+    assert slips.keys() == {"data.train.0", "data.valid"}
+    for finding in slips.values():
+        [example] = finding["examples"]
+        assert (example["line"], example["distance"]) == (1, -slip)
+        assert "throughout: look at the first lines; the" in example["text"]
+    assert not {"unrelated", "misfit"} & {kind for _, kind in kinds(report)}
+
+
+@pytest.mark.parametrize("slip", [5, 25])
+def test_a_shift_in_most_of_the_lines_is_told_with_its_beginning(folder: Folder, slip: int) -> None:
+    lines = folder.bytes["train.xb"]
+    del lines[700 : 700 + slip]
+    del folder.bytes["train.xa"][len(lines) :]
+    [(_, kind, finding)] = [each for each in found(folder.look()) if each[0] == "data.train.0"]
+    [example] = finding["examples"]
+    assert (kind, example["distance"]) == ("slip", -slip)
+    assert abs(example["line"] - 701) <= 10
+    units = f"about {slip} lines ahead of their sources"
+    assert example["text"] == f"to {len(lines)}: targets are {units}"
 
 
 def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:

@@ -50,6 +50,20 @@ def look(targets: list[int], evidence: Evidence, size: int = 1000) -> Shifts:
     return shifts
 
 
+def look_at_lengths(lengths: NDArray[np.int64], size: int = 1000) -> Shifts:
+    """Look at pairs of these lengths, of which words tell nothing; every tenth is a misfit."""
+    findings = Findings("data.train.0", TextCorpus(src="a", tgt="b"), Path(), 10)
+    shifts = Shifts(Evidence(0.0), findings)  # type: ignore[arg-type]
+    for start in range(0, len(lengths), size):
+        rows = list(range(start + 1, min(start + size, len(lengths)) + 1))
+        src, tgt = (["a" * n for n in side] for side in lengths[start : start + size].T.tolist())
+        chunk = Chunk(findings, rows, (src, tgt), (words(rows), words(rows)), ({}, {}))
+        findings.pairs += len(rows)
+        shifts.feed(chunk, np.zeros(len(rows)), np.array(rows) % 10 == 0)
+    shifts.finish()
+    return shifts
+
+
 def slips(shifts: Shifts) -> list[tuple[int, int, int | None]]:
     """Return the first and last lines of the reported stretches, and their distances."""
     finding = shifts.findings.by_kind.get(("slip", ""))
@@ -145,3 +159,33 @@ def test_lines_that_match_badly_but_best_unshifted_may_be_a_list_of_names(
     shifts = look(without(*range(50, 110)), Evidence(nats, against))
     assert bool(slips(shifts)) == is_reported
     assert shifts.stretches == [(50, 109)] * is_reported
+
+
+@pytest.mark.parametrize("distance", [1, -1, 12, -30])
+@pytest.mark.parametrize("size", [500, 700, 4000])
+def test_a_text_that_is_shifted_throughout_is_known_by_its_lengths(
+    distance: int, size: int
+) -> None:
+    src = np.random.default_rng(3).integers(5, 90, 2000)
+    shifts = look_at_lengths(np.stack((src, np.roll(src + src % 5, distance)), 1), size)
+    assert slips(shifts) == [(1, 2000, distance)]
+    assert (shifts.pairs, shifts.misfits) == (2000, 200)
+    [example] = shifts.findings.by_kind["slip", ""].examples
+    units = "line" if abs(distance) == 1 else "lines"
+    direction = "behind" if distance > 0 else "ahead of"
+    text = f"targets are {abs(distance)} {units} {direction} their sources throughout: look at"
+    assert example.text.startswith(text)
+
+
+def test_the_rows_that_are_shifted_are_known_by_their_lengths() -> None:
+    src = np.random.default_rng(3).integers(5, 90, 4000)
+    tgt = src.copy()
+    tgt[1200:1700], tgt[3000:-20] = np.roll(tgt[1200:1700], 3), tgt[3020:]
+    shifts = look_at_lengths(np.stack((src, tgt), 1), 4000)
+    [first, second] = slips(shifts)
+    for found, place in ((first, (1201, 1700, 3)), (second, (3001, 4000, -20))):
+        assert found[2] == place[2]
+        assert np.abs(np.subtract(found, place)).max() <= 20
+    assert shifts.pairs == sum(end - start + 1 for start, end, _ in (first, second))
+    assert 140 <= shifts.misfits <= 155
+    assert slips(look_at_lengths(np.stack((src, src), 1))) == []
