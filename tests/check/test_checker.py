@@ -206,7 +206,7 @@ def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
     for side, name in enumerate(("train.xa", "train.xb")):
         lines = folder.bytes[name]
         for number, (kind, text) in enumerate([*plants, ("encoding", b"\xff")]):
-            row = 100 + 45 * number + 20 * side
+            row = 100 + 40 * number + 20 * side
             lines[row] = lines[row][:6] + text + lines[row][6:]
             planted.setdefault(kind, set()).add((name, row + 1))
     lines[3] += b"\r"
@@ -777,8 +777,9 @@ def test_text_that_was_added_to_some_texts_of_a_side_is_named(
     [(corpus, finding)] = [each[::2] for each in found(folder.look()) if each[1] == "added"]
     assert corpus == "data.train.0"
     [example] = finding["examples"]
-    text = f'about 20.0% of the {name} begin with "Note to myself:", for instance train.{side}:5, '
-    assert example["text"].startswith(text)
+    first = {"xa": "xo", "xb": "qua"}[side]  # with which all texts begin
+    begin = f'begin with "Note to myself: {first}", for instance train.{side}:5, '
+    assert example["text"].startswith(f"about 20.0% of the {name} {begin}")
 
 
 def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folder: Folder) -> None:
