@@ -1,7 +1,7 @@
 """Faults of single texts, such as odd characters, and of pairs, such as swapped sides."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from unicodedata import normalize
 
 import numpy as np
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.profile import Profile
-from mtrain.check.words import Words
 from mtrain.config.languages import NAMES
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
@@ -28,8 +27,11 @@ MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to re
 MIN_LOST = 5  # question marks that stand for letters if they are more than half of a text
 MIN_HELD = 5  # words of a side that the other side contains, too
 MIN_RUN = 50  # letters without a space, too many for a word
-MAX_PERIOD, MIN_REPEATS = 4, 5  # words of a repeated phrase, and its repetitions
-MIN_DOUBLED = 4  # words of a text that occurs twice
+# A loop: repetitions of a phrase that are most of a text, or, on the other side, maybe intended.
+MIN_REPEATS, MOST, INTENDED = 5, 0.5, 0.2
+# A loop at the end: how often a phrase occurs, letters of all its occurrences, different letters of
+# the phrase (laughter has fewer), and characters that are searched.
+MIN_TIMES, MIN_LOOP, MIN_DIFFERENT_LETTERS, MAX_SEARCHED = 3, 24, 4, 600
 MIN_CHARACTERS = 30  # of the longer side, for its length to be suspicious
 
 # Joiners, direction marks and tags of flags: normal in emoji and in scripts that join letters or
@@ -100,6 +102,7 @@ _ESCAPED = re.compile(
     r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
 )
 _NUMBER = re.compile(r"\d+")
+_LAST_LETTER = regex.compile(r"(?r)[\p{L}\p{M}]")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # The parts of a word that was divided at the end of a line. A match starts where a word does: else
@@ -186,7 +189,8 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
     is_both = np.zeros(len(chunk), bool)
     has_mark = [np.array(list(map(_MARK.match, texts)), bool) for texts in chunk.texts]
     has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]
-    is_loop = [_repeats(words) | _are_doubled(words) for words in chunk.words]
+    is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
+    ends = [np.array(list(map(_ends_in_loop, texts)), bool) for texts in chunk.texts]
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
         holds = np.zeros(len(chunk), bool)
@@ -195,7 +199,8 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         is_both |= holds
         chunk.report("both", holds, side)
         chunk.report("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
-        chunk.report("loop", is_loop[side] & ~is_loop[1 - side], side)
+        has_end = ends[side] & ~ends[1 - side] & ~chunk.words[1 - side].repeat(1, INTENDED)
+        chunk.report("loop", (is_loop[side] | has_end) & ~is_loop[1 - side], side)
         detail = f"({('source', 'target')[side]})"
         chunk.report("marked", has_mark[side] & ~has_mark[1 - side], side, detail=detail)
     return is_both
@@ -211,27 +216,25 @@ def _has_odd_spacing(text: str) -> bool:
     )
 
 
-def _repeats(words: Words) -> Mask:
-    """Whether most words of each line repeat the word that is one to four words before them."""
-    result = np.zeros(len(words), bool)
-    for distance in range(1, MAX_PERIOD + 1):
-        lines, earlier = words.lines[distance:], words.lines[:-distance]
-        is_same = (words.hashes[distance:] == words.hashes[:-distance]) & (lines == earlier)
-        counts = np.bincount(lines[is_same], minlength=len(words))
-        result |= (counts >= MIN_REPEATS * distance) & (2 * counts > words.counts)
-    return result
+def _ends_in_loop(text: str) -> bool:
+    """Whether a text ends in a phrase of different letters, three times or more in a row."""
+    last = _LAST_LETTER.search(text[-MAX_SEARCHED:])
+    text = last.string[: last.end()].lower() if last else ""
+    if text.count(text[-4:]) < 2:  # as in most texts
+        return False
+    for period in range(2, len(text) // 2):
+        phrase = text[-period:]
+        if text.endswith(phrase, 0, -period) and _weight(set(phrase)) >= MIN_DIFFERENT_LETTERS:
+            times = max(MIN_TIMES, -(-MIN_LOOP // _weight(phrase)))
+            first = next(index for index, char in enumerate(phrase) if char.isalpha())
+            if text.endswith((phrase * times)[first:]):
+                return True
+    return False
 
 
-def _are_doubled(words: Words) -> Mask:
-    """Whether the second half of the words of each line is the same as the first half."""
-    halves = words.counts // 2
-    positions = np.arange(len(words.hashes)) - words.starts[words.lines]
-    first = np.flatnonzero(positions < halves[words.lines])
-    second = first + (words.counts - halves)[words.lines[first]]
-    is_same = words.hashes[first] == words.hashes[second]
-    counts = np.bincount(words.lines[first[is_same]], minlength=len(words))
-    is_doubled: Mask = (counts == halves) & (halves >= MIN_DOUBLED) & (words.counts % 2 == 0)
-    return is_doubled
+def _weight(characters: Iterable[str]) -> int:
+    """Count letters, those of Chinese, Japanese and Korean twice."""
+    return sum(1 + (char >= "\u2e80") for char in characters if char.isalpha())
 
 
 def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:

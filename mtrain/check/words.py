@@ -27,6 +27,9 @@ FORMS = dict.fromkeys(SINGLE_SCRIPTS, SINGLE) | dict.fromkeys(TRIPLE_SCRIPTS, TR
 PIECES_PER_WORD = 1.4
 PIECES_PER_CHARACTER = dict.fromkeys(SINGLE_SCRIPTS, 0.8) | dict.fromkeys(TRIPLE_SCRIPTS, 0.3)
 
+MAX_PERIOD = 4  # words of a repeated phrase
+MIN_DOUBLED = 4  # words of a text that occurs twice
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio; a product with it mixes the bits
 # Powers of an odd number: weights of the characters in the hash of a word.
 _POWERS = np.cumprod(np.full(256, 0x100000001B3 * 2 + 1, np.uint64))
@@ -79,6 +82,30 @@ class Words:
         hashes = combined(self.hashes[:-1], self.hashes[1:])[in_one_line]
         counts = np.bincount(self.lines[1:][in_one_line], minlength=len(self))
         return Words.of(hashes, counts).distinct()
+
+    def repeat(self, times: int, fraction: float) -> NDArray[np.bool_]:
+        """Whether words that repeat the word one to four words before them are this many phrases
+        and more than a fraction of each line.
+        """
+        result = np.zeros(len(self), bool)
+        for distance in range(1, MAX_PERIOD + 1):
+            lines, earlier = self.lines[distance:], self.lines[:-distance]
+            is_same = (self.hashes[distance:] == self.hashes[:-distance]) & (lines == earlier)
+            counts = np.bincount(lines[is_same], minlength=len(self))
+            result |= (counts >= times * distance) & (counts > fraction * self.counts)
+        return result
+
+    def are_doubled(self) -> NDArray[np.bool_]:
+        """Whether the second half of the words of each line is the same as the first half."""
+        halves = self.counts // 2
+        positions = np.arange(len(self.hashes)) - self.starts[self.lines]
+        first = np.flatnonzero(positions < halves[self.lines])
+        second = first + (self.counts - halves)[self.lines[first]]
+        is_same = self.hashes[first] == self.hashes[second]
+        counts = np.bincount(self.lines[first[is_same]], minlength=len(self))
+        is_doubled: NDArray[np.bool_]
+        is_doubled = (counts == halves) & (halves >= MIN_DOUBLED) & (self.counts % 2 == 0)
+        return is_doubled
 
     @staticmethod
     def of(hashes: NDArray[np.uint64], counts: NDArray[np.int64]) -> "Words":

@@ -340,6 +340,24 @@ def test_a_text_that_occurs_twice_in_its_line_is_named(tmp_path: Path, joint: st
     assert places(folder.look(), "loop") == [("train.xb", 101)]
 
 
+# Repetitions at the end of a text: loops of a translation, and sound ones.
+LOOPS = [" und so weiter" * 3 + ".", " Haus" * 6, "上海的" * 4, " दिल्ली शहर" * 4, " ไปเที่ยวกัน" * 4]
+SOUND_ENDS = [
+    *(" hahahaha" * 5, "来吧" * 3, " %s," * 5, "-" * 60, " 1234567" * 5, "😀" * 30),
+    *(" Text 1, Text 2, Text 3, Text 4, Text 5, Text 6", " -d degree, --degree degree"),
+]
+
+
+def test_loops_at_the_end_of_a_text_are_named(folder: Folder) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    for row, end in enumerate([*LOOPS, *SOUND_ENDS], 100):
+        tgt[row] += end.encode()
+    src[120], tgt[120] = src[120] + b" go" * 5, tgt[120] + b" vamos" * 5  # intended
+    tgt[121] = tgt[121] + b" und so weiter" * 3 + tgt[122]  # not at the end
+    named = [("train.xb", row) for row in range(101, 101 + len(LOOPS))]
+    assert places(folder.look(), "loop") == named
+
+
 @pytest.mark.parametrize(
     "mark", ["- ", "•\u00a0", "00:01:02,000 --> ", "[12:30] ", "7. ", " (12) "]
 )
