@@ -250,7 +250,14 @@ def _find_other_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> 
     chunk.report("swapped", swapped & ~is_reported, ranks=src - tgt)
     chunk.report("other_language", source & ~is_reported, 0, ranks=src, detail="(source)")
     chunk.report("other_language", target & ~is_reported, 1, ranks=-tgt, detail="(target)")
-    return swapped | source | target
+    is_found: Mask = swapped | source | target
+    nats = np.zeros(len(chunk))
+    for row in np.flatnonzero(~(is_reported | is_found)).tolist():
+        nats[row] = profile.copied_nats(chunk.texts[0][row], chunk.texts[1][row])
+    chunk.report("other_language", nats < 0, 0, ranks=nats, detail="(part of the source)")
+    chunk.report("other_language", nats > 0, 1, ranks=-nats, detail="(part of the target)")
+    is_found |= nats != 0
+    return is_found
 
 
 def _find_third_languages(chunk: Chunk, profile: Profile, is_reported: Mask) -> Mask:

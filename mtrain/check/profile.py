@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from heapq import nlargest
-from itertools import groupby, product
+from itertools import chain, groupby, product, takewhile
 from operator import attrgetter
 
 import numpy as np
@@ -23,6 +23,7 @@ from mtrain.corpus.language_identification import (
     count_words,
     lacks_frequent_words,
     other_language,
+    words_of,
 )
 from mtrain.corpus.lines import is_blank, shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
@@ -33,6 +34,10 @@ BITS = 18  # of the hashes of words in tables
 ROUNDS = 4  # of counting words and finding swapped pairs
 MIN_COUNT = 4  # occurrences of a word that indicates a side
 MAX_WORD_NATS = 3.0  # evidence that one word may contribute for a side
+SHARED_WEIGHT = 0.1  # of pairs with a word on both sides: of names, or copied from the other side
+# Different words in lower case that both texts begin or end with, and evidence, also per word, that
+# they are of the other side's language.
+MIN_COPIED, MIN_COPIED_NATS, MIN_COPIED_NATS_PER_WORD = 4, 8.0, 1.5
 MISFIT_QUANTILE = 0.01  # fraction of a sample that may be translated freely or wrongly
 # Evidence in nats against a pair that is reported: a multiple of this quantile, within bounds.
 MISFIT_FACTOR, MIN_MISFIT, MAX_MISFIT = 3.3, 6.0, 12.0
@@ -53,6 +58,7 @@ MIN_LOST_ACCENTS = 0.01  # fraction of texts
 # of the logarithm of the ratio of lengths.
 MIN_UNFINISHED, MIN_UNFINISHED_FRACTION, MIN_SENTENCE, MIN_LOSS = 20, 0.05, 5, 0.4
 _PERIOD = regex.compile(r"(?r)[\p{Sentence_Terminal}…][\p{P}\s]*$")  # searches from the end: fast
+_QUOTATION = regex.compile('["“”„«»‹›「」『』]')
 _WORD_END = regex.compile(r"[\p{L}\p{M}\p{N}]\s*$")
 # Smallest number of texts of the greatest length, also as a multiple of the number of texts of each
 # of the lengths just below it.
@@ -169,6 +175,44 @@ class Profile:
             count_words(text for part in self.sample for text in part.texts[side])
             for side in (0, 1)
         ]
+
+    @cached_property
+    def shared_counts(self) -> Counter[str]:
+        """The number of pairs that have each word, in lower case, on both sides."""
+        pairs = chain.from_iterable(zip(*part.texts, strict=True) for part in self.sample)
+        return Counter(chain.from_iterable(words_of(src) & words_of(tgt) for src, tgt in pairs))
+
+    def copied_nats(self, source: str, target: str) -> float:
+        """Return the evidence, in nats, that words with which both texts begin or end are of the
+        source's language; below 0, of the target's; 0 if there are no such words.
+        """
+        if source[:6] != target[:6] and source[-6:] != target[-6:]:  # as in most pairs
+            return 0.0
+        src, tgt = source.split(), target.split()
+        for step in (1, -1):
+            both = takewhile(
+                lambda pair: pair[0] == pair[1], zip(src[::step], tgt[::step], strict=False)
+            )
+            shared = [token for token, _ in both]
+            plain = [token.rstrip(".!?") for token in shared]
+            words = [word for word in plain if word.isalpha() and word == word.lower()]
+            is_sentence = len(set(words)) >= MIN_COPIED and 3 * len(words) >= 2 * len(shared)
+            is_part = len(shared) < min(len(src), len(tgt))
+            if is_sentence and is_part and not _QUOTATION.search(" ".join(shared)):
+                nats = sum(map(self._side_nats, words))
+                if abs(nats) >= max(MIN_COPIED_NATS, MIN_COPIED_NATS_PER_WORD * len(words)):
+                    return nats
+        return 0.0
+
+    def _side_nats(self, word: str) -> float:
+        """Return the evidence, in nats, that a word in lower case is of the source side. Words that
+        pairs often have on both sides, such as names, are evidence of neither.
+        """
+        src, tgt = (counts[word] for counts in self.word_counts)
+        if max(src, tgt) < MIN_COUNT:
+            return 0.0
+        once = 0.5 - (1 - SHARED_WEIGHT) * self.shared_counts[word]
+        return min(MAX_WORD_NATS, max(-MAX_WORD_NATS, math.log((src + once) / (tgt + once))))
 
     @cached_property
     def third_languages(self) -> dict[tuple[str, str], list[ThirdLanguage]]:

@@ -340,6 +340,29 @@ def test_a_text_that_occurs_twice_in_its_line_is_named(tmp_path: Path, joint: st
     assert places(folder.look(), "loop") == [("train.xb", 101)]
 
 
+def test_half_translated_texts_are_named(folder: Folder) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    long = [row for row in range(100, 2000) if len(src[row].split()) >= 12]
+    expected = {}
+    for number, row in enumerate(long[:20]):
+        own, other = src[row].split(), tgt[row].split()
+        half = len(own) // 2
+        if number % 2:
+            own[:half] = other[:half]
+        else:
+            other[half:] = own[half:]
+        src[row], tgt[row] = b" ".join(own), b" ".join(other)
+        expected[row + 1] = ("train.xb", "train.xa")[number % 2]
+    # quotations and options are sound
+    options = b" --".join([b"", *src[9].split()[:6]])
+    quoted = b' "' + b" ".join(src[8].split()[:6]) + b'"'
+    for row, end in ((20, options), (21, quoted)):
+        src[row], tgt[row] = src[row] + end, tgt[row] + end
+    report = folder.look(examples=50)
+    found = places(report, "other_language")
+    assert sorted(found) == sorted((name, row) for row, name in expected.items())
+
+
 # Repetitions at the end of a text: loops of a translation, and sound ones.
 LOOPS = [" und so weiter" * 3 + ".", " Haus" * 6, "上海的" * 4, " दिल्ली शहर" * 4, " ไปเที่ยวกัน" * 4]
 SOUND_ENDS = [
