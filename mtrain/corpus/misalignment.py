@@ -25,9 +25,10 @@ MIN_GAIN = 0.1  # over shifted lines, which may correlate by chance, as in group
 MIN_SPREAD = 0.1  # standard deviation; lengths that hardly vary cannot correlate
 MIN_RELATIVE_SPREAD = 0.4  # fraction of the standard deviation of the whole corpus
 MAX_EQUAL = 0.3  # fraction of pairs with equal sides
-# The distance of the sides, in lines, is known if the ranks of their lengths correlate at it: by so
-# much, so much more than at all others, and so many standard deviations above chance. At 30 pairs,
-# some shuffled lines match by 0.8, and shifted translations by 0.85 to 0.98.
+# The distance of the sides, in lines, is known if the ranks of their lengths correlate at it by
+# `MIN_MATCH`, by `MIN_LEAD` more than at all others, and by this number of standard deviations
+# above chance. At 30 pairs, some shuffled lines match by 0.8, and shifted translations by 0.85 to
+# 0.98.
 MAX_DISTANCE, MIN_DISTANCE_PAIRS = 50, 30
 MIN_MATCH, MIN_LEAD, MIN_DEVIATIONS = 0.5, 0.25, 6.0
 MAX_START = 20  # first lines of a text that may seem to be at another distance by chance
