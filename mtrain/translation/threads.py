@@ -40,6 +40,10 @@ class _TorchThreads:
     """
 
     def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the uses of threads that a fork has ended."""
         self.lock = Lock()
         self.users = 0
         self.number = 0
@@ -66,7 +70,7 @@ kept_threads = _torch_threads.kept
 
 def begin_child() -> None:
     """Let a forked process compute in one thread: OpenMP's threads do not survive a fork, and a
-    process would wait for them for ever. The uses of other threads have ended with these threads.
+    process would wait for them for ever.
     """
-    _torch_threads.__init__()  # type: ignore[misc]
+    _torch_threads.forget()
     torch.set_num_threads(1)
