@@ -152,7 +152,8 @@ class Profile:
         lowest = float(np.quantile(evidence, MISFIT_QUANTILE)) if self.pairs else 0.0
         self.misfit_nats = min(MAX_MISFIT, max(MIN_MISFIT, -MISFIT_FACTOR * lowest))
         # with many wrong pairs, `lowest` is the evidence of a wrong pair
-        if self._fraction_wrong(evidence, src, tgt) > MAX_WRONG:
+        known = self.associations.have_known(src, tgt)
+        if self._fraction_wrong(evidence, known, src, tgt) > MAX_WRONG:
             self.misfit_nats = MIN_MISFIT
         self.side_classifier = SideClassifier(src, tgt)
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
@@ -234,12 +235,15 @@ class Profile:
         after, before = (self.associations.evidence(src, tgt.shifted(n)) for n in (1, -1))
         return bool(np.median(evidence - np.maximum(after, before)) >= CLEAR_EVIDENCE)
 
-    def _fraction_wrong(self, evidence: Evidence, src: Words, tgt: Words) -> float:
+    def _fraction_wrong(
+        self, evidence: Evidence, known: NDArray[np.bool_], src: Words, tgt: Words
+    ) -> float:
         """Estimate the fraction of pairs that are not translations, given their evidence. Half of
         such pairs, but hardly any translations, have less evidence than the median unrelated pair.
-        Pairs with a side of rare words only, as in a dictionary, show nothing and are left out.
+        Pairs with a side of rare words only, as in a dictionary, show nothing and are left out:
+        `known` (2, pairs) is what `Associations.have_known` returns.
         """
-        has_src, has_tgt = self.associations.have_known(src, tgt)
+        has_src, has_tgt = known
         is_known, is_unrelated = has_src & has_tgt, has_src & np.roll(has_tgt, UNRELATED_SHIFT)
         if len(src) < MIN_SAMPLE or min(is_known.sum(), is_unrelated.sum()) < MIN_KNOWN:
             return 0.0
@@ -289,17 +293,18 @@ class Profile:
     def _find_unrelated(self, rows: Chunk) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""
         evidence = self.associations.evidence(*rows.words)
-        known = evidence[self.associations.have_known(*rows.words).all(0)]
+        known = self.associations.have_known(*rows.words)
+        known_evidence = evidence[known.all(0)]
         low, windows = len(unrelated_windows(rows.lengths)), len(windows_of(len(rows)))
         if low > windows / 2 and not self._are_clearly_pairs(evidence, *rows.words):
             rows.findings.add_message("unrelated", UNRELATED)
-        elif (wrong := self._fraction_wrong(evidence, *rows.words)) > MAX_WRONG:
+        elif (wrong := self._fraction_wrong(evidence, known, *rows.words)) > MAX_WRONG:
             rows.findings.add_message("unrelated", WRONG.format(wrong))
         elif (
             (low or len(rows) >= MIN_RELATED)
             # very few different words cannot tell pairs apart, nor can words that are all rare
-            and len(known) >= MIN_KNOWN
-            and known.mean() < MIN_EVIDENCE
+            and len(known_evidence) >= MIN_KNOWN
+            and known_evidence.mean() < MIN_EVIDENCE
         ):
             rows.findings.add_message("unrelated", NO_WORDS)
 

@@ -90,13 +90,13 @@ def windows_of(pairs: int) -> list[tuple[int, int]]:
 
 
 def shift_text(distance: int, unit: str = "line") -> str:
-    """Say how far the targets are behind their sources, or ahead of them if negative."""
+    """Describe how far the targets are behind their sources, or ahead of them if negative."""
     units = f"{unit}s" if abs(distance) > 1 else unit
     return f"{abs(distance)} {units} {'behind' if distance > 0 else 'ahead of'} their sources"
 
 
 def shifted_throughout(distance: int, unit: str = "line") -> str:
-    """Say that the targets are at this distance from their sources in the whole text."""
+    """Return the message for targets at this distance from their sources in the whole text."""
     short, long = ("targets", "sources") if distance < 0 else ("sources", "targets")
     return (
         f"targets are {shift_text(distance, unit)} throughout: look at the first {unit}s; the "
