@@ -42,7 +42,7 @@ from mtrain.corpus.phrasebook import pairs
 from mtrain.data.batches import Batch, MicroBatch
 from mtrain.data.prepare import Preparation
 from mtrain.export import ctranslate2_format
-from mtrain.model.cpu import keep_freed_memory, packed_product
+from mtrain.model.cpu import cpu_capabilities, keep_freed_memory, packed_product
 from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import pick_device
@@ -96,7 +96,7 @@ class Row:
 
 def describe_machine(device: torch.device) -> str:
     """Name versions, GPU, processor, its instruction sets, and the number of threads."""
-    cpu_info = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    cpu_info = cpu_capabilities()
     names = ", ".join(name for key, name in INSTRUCTIONS.items() if cpu_info.get(key))
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
     names += f", limited to {limit}" if limit else ""

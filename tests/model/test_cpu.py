@@ -113,10 +113,11 @@ def test_dropout_follows_the_seed_and_passes_gradients_through_kept_values() -> 
 @pytest.mark.parametrize("rows", [1, 5, 67])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_packed_matrix_gives_the_same_product(
-    dtype: torch.dtype, rows: int, biased: bool
+    dtype: torch.dtype, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if dtype == torch.bfloat16 and not has_fast_bf16(torch.device("cpu")):
         pytest.skip("no bf16 here")
+    monkeypatch.setattr(cpu, "is_intel", lambda: False)
     torch.manual_seed(1)
     x, weight = torch.randn(rows, 64, dtype=dtype), torch.randn(2000, 64, dtype=dtype) / 8
     bias = torch.randn(2000, dtype=dtype) if biased else None
@@ -135,6 +136,7 @@ def test_small_matrices_and_those_of_other_processors_are_not_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu, "has_slow_mkl", lambda: False)
+    monkeypatch.setattr(cpu, "is_intel", lambda: False)
     torch.manual_seed(1)
     x, weight = torch.randn(1, 64), torch.randn(2000, 64) / 8
     for small in (weight[:9], weight[:99]):  # narrow, and wide
@@ -146,10 +148,21 @@ def test_small_matrices_and_those_of_other_processors_are_not_packed(
     assert isinstance(packed_product(weight, None), partial)
 
 
+def test_fp32_matrices_are_not_packed_for_processors_of_intel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu, "is_intel", lambda: True)
+    x, weight = torch.randn(5, 64), torch.randn(2000, 64) / 8
+    multiply = packed_product(weight, None)
+    assert isinstance(multiply, partial)
+    assert_close(multiply(x), x @ weight.T)
+
+
 def test_small_matrices_are_packed_for_many_rows_where_mkl_is_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cpu, "has_slow_mkl", lambda: True)
+    monkeypatch.setattr(cpu, "is_intel", lambda: False)
     monkeypatch.setattr(cpu, "WORTH_ONEDNN", 8 * 64 * 99)
     torch.manual_seed(1)
     weight, bias = torch.randn(99, 64) / 8, torch.randn(99)
@@ -168,7 +181,11 @@ def test_mkl_is_slow_on_processors_of_amd_with_avx512(
     name: str, has_avx512: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"cpu_name": name, "avx512_f": has_avx512}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    assert cpu.has_slow_mkl.__wrapped__() == is_slow
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
-    assert not cpu.has_slow_mkl.__wrapped__()
+    monkeypatch.setattr(cpu, "cpu_capabilities", lambda: found)
+    assert cpu.has_slow_mkl() == is_slow
+    assert cpu.is_intel() == name.startswith("Intel")
+
+
+def test_versions_of_torch_that_do_not_know_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    assert cpu.cpu_capabilities.__wrapped__() == {}
