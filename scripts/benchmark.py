@@ -143,8 +143,8 @@ def synchronize(device: torch.device) -> None:
 
 
 def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of a product of large square matrices, by the faster of the
-    libraries that torch has for it.
+    """Return the operations per second of a product of large square matrices, by torch's product or
+    that of translation, whichever is faster.
     """
     size = 8192 if device.type == "cuda" else 2048
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

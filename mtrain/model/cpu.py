@@ -192,10 +192,10 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
 
     - bf16: packed, because torch would rearrange the matrix for every product.
     - Large fp32: packed for two rows or more. MKL takes three times as long for 5 hypotheses (a
-      vocabulary of 8,000, one core) and a fifth longer for 270. On Intel's processors MKL is as
-      fast or a tenth faster: not packed.
+      vocabulary of 8,000, one core) and a fifth longer for 270.
     - Small fp32: not packed. MKL takes half the time for few rows, and as long for many. Only on
       AMD's processors with AVX512 (Zen 5) it takes twice as long for many rows: packed for these.
+    - Any fp32 on Intel's processors: not packed. MKL is as fast there, or up to a tenth faster.
     """
     weight = weight.detach()
     is_fp32 = weight.dtype == torch.float32
@@ -225,7 +225,7 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
 
 
 def is_intel() -> bool:
-    """Whether MKL has code for this CPU's own vectors and caches."""
+    """Whether Intel made this CPU, for whose processors MKL is optimised."""
     return "Intel" in cpu_capabilities().get("cpu_name", "")
 
 

@@ -108,6 +108,8 @@ def test_dropout_follows_the_seed_and_passes_gradients_through_kept_values() -> 
 
 # --- Packed matrices -------------------------------------------------------------------------
 
+AMD = {"cpu_name": "AMD EPYC", "avx512_f": False}
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 5, 67])
@@ -117,7 +119,7 @@ def test_a_packed_matrix_gives_the_same_product(
 ) -> None:
     if dtype == torch.bfloat16 and not has_fast_bf16(torch.device("cpu")):
         pytest.skip("no bf16 here")
-    monkeypatch.setattr(cpu, "is_intel", lambda: False)
+    monkeypatch.setattr(cpu, "cpu_capabilities", lambda: AMD)
     torch.manual_seed(1)
     x, weight = torch.randn(rows, 64, dtype=dtype), torch.randn(2000, 64, dtype=dtype) / 8
     bias = torch.randn(2000, dtype=dtype) if biased else None
@@ -135,8 +137,7 @@ def test_a_packed_matrix_gives_the_same_product(
 def test_small_matrices_and_those_of_other_processors_are_not_packed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu, "has_slow_mkl", lambda: False)
-    monkeypatch.setattr(cpu, "is_intel", lambda: False)
+    monkeypatch.setattr(cpu, "cpu_capabilities", lambda: AMD)
     torch.manual_seed(1)
     x, weight = torch.randn(1, 64), torch.randn(2000, 64) / 8
     for small in (weight[:9], weight[:99]):  # narrow, and wide
@@ -151,7 +152,7 @@ def test_small_matrices_and_those_of_other_processors_are_not_packed(
 def test_fp32_matrices_are_not_packed_for_processors_of_intel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu, "is_intel", lambda: True)
+    monkeypatch.setattr(cpu, "cpu_capabilities", lambda: {"cpu_name": "Intel Xeon"})
     x, weight = torch.randn(5, 64), torch.randn(2000, 64) / 8
     multiply = packed_product(weight, None)
     assert isinstance(multiply, partial)
@@ -161,8 +162,7 @@ def test_fp32_matrices_are_not_packed_for_processors_of_intel(
 def test_small_matrices_are_packed_for_many_rows_where_mkl_is_slow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu, "has_slow_mkl", lambda: True)
-    monkeypatch.setattr(cpu, "is_intel", lambda: False)
+    monkeypatch.setattr(cpu, "cpu_capabilities", lambda: {**AMD, "avx512_f": True})
     monkeypatch.setattr(cpu, "WORTH_ONEDNN", 8 * 64 * 99)
     torch.manual_seed(1)
     weight, bias = torch.randn(99, 64) / 8, torch.randn(99)
