@@ -81,31 +81,47 @@ class LetterModel:
         self.lengths = np.bincount(self.rows)
         symbols = _number_symbols(codes)
         self.num_symbols = V = int(symbols.max()) + 1
+        # fractions of the symbols of each text, shape (texts, V)
+        counts = np.bincount(self.rows * V + symbols, minlength=len(self.lengths) * V)
+        self.frequencies = counts.reshape(-1, V) / self.lengths[:, None]
         # the two symbols before each symbol; line ends precede a text
         end = symbols[-1]
         second = np.append(end, symbols[:-1])
         first = np.where(second == end, end, np.append(end, second[:-1]))
-        # fractions of the symbols of each text, shape (texts, V)
-        counts = np.bincount(self.rows * V + symbols, minlength=len(self.lengths) * V)
-        self.frequencies = counts.reshape(-1, V) / self.lengths[:, None]
-        # numbers of the n-gram that ends in each symbol, and of its context, by increasing n
-        contexts = np.zeros_like(symbols), second, first * V + second
+        # U distinct trigrams, the number of the trigram that ends in each symbol, and their counts
+        distinct, self.trigrams = np.unique((first * V + second) * V + symbols, return_inverse=True)
+        self.counts = np.bincount(self.trigrams)
+        # numbers of the n-gram that ends each trigram, and of its context, by increasing n
+        contexts = np.zeros_like(distinct), distinct // V % V, distinct // V
+        symbols = distinct % V
         self.orders = [(_numbers(each * V + symbols), _numbers(each)) for each in contexts]
 
     def bits(self, group: Mask) -> Bits:
         """Return the bits per character of each text under the model of a group of texts, and under
         the model of all other texts, shape (2, texts). No character counts its own occurrence.
         """
-        in_group = group[self.rows].astype(float)  # 1 for the characters of these texts, else 0
+        in_group = group[self.rows]  # for each character
+        counts = np.bincount(self.trigrams[in_group], minlength=len(self.counts))
+        models = (counts, in_group), (self.counts - counts, ~in_group)
         bits = []
-        for in_model in (in_group, 1 - in_group):
-            probabilities = np.full(len(in_model), 1 / self.num_symbols)
-            for ngrams, contexts in self.orders:
-                probabilities = (_count_others(ngrams, in_model) + PRIOR * probabilities) / (
-                    _count_others(contexts, in_model) + PRIOR
-                )
-            bits.append(np.bincount(self.rows, -np.log2(probabilities)) / self.lengths)
+        for counts, in_model in models:
+            of_others, of_own = (self._trigram_bits(counts, own) for own in (0, 1))
+            costs = np.where(in_model, of_own[self.trigrams], of_others[self.trigrams])
+            bits.append(np.bincount(self.rows, costs) / self.lengths)
         return np.array(bits)
+
+    def _trigram_bits(self, counts: NDArray[np.int64], own: int) -> NDArray[np.float64]:
+        """Return the bits of the last character of each trigram (U,) in a model with these counts,
+        of which `own` occurrences are left out.
+        """
+        probabilities = np.full(len(counts), 1 / self.num_symbols)
+        for ngrams, contexts in self.orders:
+            # of a trigram that does not occur, no occurrence can be left out
+            of_ngram, of_context = (
+                np.maximum(np.bincount(keys, counts) - own, 0)[keys] for keys in (ngrams, contexts)
+            )
+            probabilities = (of_ngram + PRIOR * probabilities) / (of_context + PRIOR)
+        return -np.log2(probabilities)
 
 
 def _number_symbols(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
@@ -122,14 +138,6 @@ def _number_symbols(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
 def _numbers(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace values by their ranks among the distinct values."""
     return np.unique(values, return_inverse=True)[1]
-
-
-def _count_others(keys: NDArray[np.int64], is_counted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each position, count the other positions with the same key where `is_counted` is 1, not
-    0.
-    """
-    counts: NDArray[np.float64] = np.bincount(keys, is_counted)[keys] - is_counted
-    return counts
 
 
 def report_mixture(sample: Sequence[Chunk], check_stop: Callable[[], None]) -> None:

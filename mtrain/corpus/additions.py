@@ -49,7 +49,8 @@ _ATOMS = [
 ]
 _SENTENCE_END = regex.compile(r"^[^\w\s]+\s+")  # of the text before an addition
 _DIGITS = regex.compile(r"\p{Nd}+")
-_TAG = regex.compile(r"<\S+?>|>>\S+?<<|__\S+?__")  # before a text, such as that of a language
+# of a language, for example, before a text
+_TAG = regex.compile(r"<\S{1,99}?>|>>\S{1,99}?<<|__\S{1,99}?__")
 
 
 @dataclass(frozen=True)

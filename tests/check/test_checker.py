@@ -1225,17 +1225,17 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
 
 
 def test_memory_does_not_grow_with_long_lines(folder: Folder) -> None:
-    """12 million characters, of which a chunk of 10,000 pairs would hold all: 600 MB."""
+    """6 million characters, of which a chunk of 10,000 pairs would hold all: 224 MB."""
     for name in ("train.xa", "train.xb"):
         lines = folder.bytes[name]
-        lines[:] = [b" ".join(lines[n : n + 120]) for n in range(500)]
+        lines[:] = [b" ".join(lines[n : n + 120]) for n in range(250)]
     looked = Checker(load_config(folder.write()), Stop())
     tracemalloc.start()
     looked.scan()
     looked.check()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 350_000_000
+    assert peak < 180_000_000
 
 
 def test_accents_apart_from_their_letters_are_found() -> None:
