@@ -8,17 +8,18 @@
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.chunks import Chunk, chunks
+from mtrain.check.chunks import Chunk, Mask, chunks, split_rows
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import Findings
 from mtrain.check.mixture import report_mixture
@@ -38,12 +39,25 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import progress_bar
 from mtrain.runtime.stop import Stop
+from mtrain.runtime.workers import CAN_FORK, map_tasks, worker_count
 
 # Smallest number of texts in the same third language to report; fewer may be titles and quotations.
 MIN_THIRD, MIN_THIRD_FRACTION = 5, 0.002
 # Smallest number of texts with a bullet or number to report; fewer may be dates and ordinals.
 MIN_MARKED, MIN_MARKED_FRACTION = 20, 0.01
+# Pairs of a corpus that is checked in several processes, and the number of these: this process
+# reads the text and compares it with other text, which takes about a quarter of the time.
+MANY_PAIRS, MAX_PROCESSES = 20_000, 4
+WORKER_DIED = "a process that checks text died, maybe for lack of memory; free memory and try again"
 ROW_BITS = 40  # low bits of a pair's number: its row; high bits: the index of its corpus
+
+
+class CheckedPart(NamedTuple):
+    """A chunk, whose `findings` are those of its rows alone, and what `check_pairs` returns."""
+
+    chunk: Chunk
+    evidence: NDArray[np.float64]
+    misfit: Mask
 
 
 class Checker:
@@ -168,14 +182,12 @@ class Checker:
         refuse = partial(findings.add_error, is_dropped=is_dropped)
         reading = reading_of(self.config, keep_blank=True, refuse=refuse)
         shifts = Shifts(profile.associations, findings)
-        for chunk in chunks(findings, self._rows(findings, reading), self.characters):
-            bar.update(len(chunk))
-            findings.pairs += len(chunk)
-            shifts.feed(chunk, *check_pairs(chunk, profile))
-            if findings.is_train:
-                is_long = find_long_pairs(chunk, self.tokenizer, self.config.data.max_length)
-                findings.usable += int((~chunk.blank.any(0) & ~is_long).sum())
-            yield chunk
+        with closing(self._checked_parts(findings, profile, reading)) as parts:
+            for chunk, evidence, misfit in parts:
+                bar.update(len(chunk))
+                findings.include(chunk.findings)
+                shifts.feed(chunk, evidence, misfit)
+                yield chunk
         shifts.finish()
         _remove_explained(findings, shifts)
         for reason, count in reading.counts.items():
@@ -188,6 +200,19 @@ class Checker:
                 findings.add_message("empty", f"{findings.what} holds no pairs")
         elif not findings.is_train and findings.count("blank") == findings.pairs:
             findings.add_message("empty", "all pairs are blank on a side")
+
+    def _checked_parts(
+        self, findings: Findings, profile: Profile, reading: Reading
+    ) -> Generator["CheckedPart"]:
+        """Check the pairs of a corpus by chunks, in several processes if there are many."""
+        parts = split_rows(self._rows(findings, reading))
+        limit = self.config.data.max_length
+        check = partial(_check_part, findings, profile, self.characters, self.tokenizer, limit)
+        processes = min(worker_count(self.config.data.workers), MAX_PROCESSES)
+        if processes < 2 or not CAN_FORK or self.expected[findings.name] < MANY_PAIRS:
+            return (check(rows) for rows in parts)
+        check_stop = self.stop.check
+        return map_tasks(check, parts, processes, WORKER_DIED, forked=True, check_stop=check_stop)
 
     def _check_train(
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
@@ -206,6 +231,26 @@ class Checker:
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
+
+
+def _check_part(
+    findings: Findings,
+    profile: Profile,
+    characters: Characters,
+    tokenizer: Tokenizer | None,
+    max_length: int,
+    rows: list[TextRow],
+) -> CheckedPart:
+    """Check some rows of the corpus of these findings, without adding to them."""
+    part = findings.of_part()
+    chunk = Chunk.of(part, rows, characters)
+    part.pairs = len(chunk)
+    evidence, misfit = check_pairs(chunk, profile)
+    if part.is_train:
+        is_long = find_long_pairs(chunk, tokenizer, max_length)
+        part.usable = int((~chunk.blank.any(0) & ~is_long).sum())
+    chunk.prepare()
+    return CheckedPart(chunk, evidence, misfit)
 
 
 def _remove_explained(findings: Findings, shifts: Shifts) -> None:

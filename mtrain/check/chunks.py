@@ -98,6 +98,10 @@ class Chunk:
         """The distinct bigrams of both sides."""
         return self.words[0].bigrams(), self.words[1].bigrams()
 
+    def prepare(self) -> None:
+        """Compute what comparisons with other text need, in the process that calls this."""
+        _ = self.lengths, self.pair_hashes, self.plain_hashes, self.bigrams
+
     def report(
         self,
         kind: str,
@@ -127,7 +131,12 @@ class Chunk:
         self.findings.add(kind, len(rows), examples, detail)
 
 
+def split_rows(rows: Iterable[TextRow]) -> Iterator[list[TextRow]]:
+    """Split rows into parts that take little memory; each has at least one row."""
+    return chunked(rows, CHUNK, CHUNK_CHARACTERS)
+
+
 def chunks(findings: Findings, rows: Iterable[TextRow], characters: Characters) -> Iterator[Chunk]:
-    """Split rows into chunks that take little memory; each has at least one row."""
-    for part in chunked(rows, CHUNK, CHUNK_CHARACTERS):
+    """Split rows into chunks."""
+    for part in split_rows(rows):
         yield Chunk.of(findings, part, characters)

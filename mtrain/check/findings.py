@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import wrap
@@ -222,6 +223,20 @@ class Findings:
         finding = self.by_kind.setdefault((kind, detail), Finding(kind, detail))
         finding.count += count
         finding.examples = sorted([*finding.examples, *examples])[: self.max_kept(kind)]
+
+    def of_part(self) -> "Findings":
+        """Return findings about a part of the corpus: none yet."""
+        part = copy(self)
+        part.pairs = part.usable = 0
+        part.by_kind = {}
+        return part
+
+    def include(self, part: "Findings") -> None:
+        """Add the findings about a part of the corpus."""
+        self.pairs += part.pairs
+        self.usable += part.usable
+        for finding in part.by_kind.values():
+            self.add(finding.kind, finding.count, finding.examples, finding.detail)
 
     def max_kept(self, kind: str) -> int:
         """Return the largest number of examples of a kind to keep while rows are read."""

@@ -54,7 +54,7 @@ EXPLAINING_KINDS = [
 ]
 MAX_SHOWN = 40  # characters of a text in a message
 
-Bits = NDArray[np.float64]  # for each text, per character
+Bits = NDArray[np.float64]  # for each text, per character, or for each trigram
 Mask = NDArray[np.bool_]  # for each text
 
 
@@ -110,7 +110,7 @@ class LetterModel:
             bits.append(np.bincount(self.rows, costs) / self.lengths)
         return np.array(bits)
 
-    def _trigram_bits(self, counts: NDArray[np.int64], own: int) -> NDArray[np.float64]:
+    def _trigram_bits(self, counts: NDArray[np.int64], own: int) -> Bits:
         """Return the bits of the last character of each trigram (U,) in a model with these counts,
         of which `own` occurrences are left out.
         """
@@ -121,7 +121,8 @@ class LetterModel:
                 np.maximum(np.bincount(keys, counts) - own, 0)[keys] for keys in (ngrams, contexts)
             )
             probabilities = (of_ngram + PRIOR * probabilities) / (of_context + PRIOR)
-        return -np.log2(probabilities)
+        bits: Bits = -np.log2(probabilities)
+        return bits
 
 
 def _number_symbols(codes: NDArray[np.uint32]) -> NDArray[np.int64]:

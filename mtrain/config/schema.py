@@ -66,7 +66,7 @@ class DataConfig(Section):
     allow_overlap: bool = False
     """train even if nine in ten pairs of a scored set are in train"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
-    """processes that tokenize large corpora; auto: one per core; 1: no additional ones"""
+    """processes that tokenize or check large corpora; auto: one per core; 1: no additional ones"""
 
     @property
     def available_train(self) -> list[Corpus]:

@@ -47,7 +47,7 @@ from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import TruncatedLines, logger, progress_bar
 from mtrain.runtime.stop import Stop
-from mtrain.runtime.workers import available_threads
+from mtrain.runtime.workers import worker_count
 from mtrain.scoring.metrics import check_tokenizer
 
 # The temperature repeats the pairs of a small corpus at most this often in an epoch.
@@ -290,7 +290,7 @@ class Preparation:
         return cached(key, open_tokenized, partial(self._write_tokenized, number), self.stop)
 
     def _write_tokenized(self, number: int, directory: Path) -> None:
-        workers, counts = self.config.data.workers, Counter[str]()
+        counts = Counter[str]()
         corpus = self.config.data.available_train[number]
         name = Path(corpus_name(corpus)).name
         with progress_bar(self.scans[number].pairs, "pair", f"tokenizing {name}") as bar:
@@ -300,7 +300,7 @@ class Preparation:
                 self.tokenizer,
                 selection=replace(self.selection, tag=corpus.tag),
                 counts=counts,
-                workers=available_threads() if workers == "auto" else workers,
+                workers=worker_count(self.config.data.workers),
                 progress=partial(self._advance, bar),
             )
 

@@ -20,7 +20,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mtrain.runtime.errors import UserError, as_user_error
 from mtrain.runtime.stop import EXIT_CODES
@@ -50,6 +50,11 @@ def available_threads() -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return math.ceil(min(cores, *map(_quota, _cgroups())))
+
+
+def worker_count(setting: int | Literal["auto"]) -> int:
+    """Return the number of worker processes for a setting; `auto` is one per core."""
+    return available_threads() if setting == "auto" else setting
 
 
 def _cgroups() -> Iterator[Path]:

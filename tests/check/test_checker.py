@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from mtrain.check import chunks, diagnosis, faults
+from mtrain.check import checker, chunks, diagnosis, faults
 from mtrain.check.checker import Checker
 from mtrain.check.chunks import Chunk
 from mtrain.check.diagnosis import Diagnosis, diagnose
@@ -39,6 +39,7 @@ from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.data import mix_ups
 from mtrain.data.filters import Selection
 from mtrain.data.tokenizer import Tokenizer
+from mtrain.runtime import workers
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import StoppedError, printable
 from mtrain.runtime.stop import Stop
@@ -1060,6 +1061,31 @@ def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) 
     whole = folder.look()
     monkeypatch.setattr(chunks, "CHUNK", 333)
     assert kinds(folder.look()) == kinds(whole)
+
+
+@pytest.mark.skipif(not workers.CAN_FORK, reason="needs processes that are forked")
+def test_processes_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = folder.bytes["train.xb"]
+    lines[990:1020] = [*lines[991:1020], lines[990]]
+    lines[1500:1503] = lines[10], b"\xff", b""
+    for row in range(20, 2000, 60):
+        lines[row] += b" <b>"
+    folder.bytes["train.xa"][2000] = folder.bytes["test.xa"][5]
+    lines[2000] = folder.bytes["test.xb"][5]
+    monkeypatch.setattr(chunks, "CHUNK", 333)
+    here = folder.look()
+    processes = []
+
+    def map_tasks(*args: Any, **options: Any) -> Iterator[Any]:
+        processes.append(args[2])
+        return workers.map_tasks(*args, **options)
+
+    monkeypatch.setattr(checker, "MANY_PAIRS", 1000)
+    folder.data["workers"] = 3
+    monkeypatch.setattr(checker, "map_tasks", map_tasks)
+    assert folder.look() == here
+    assert processes == [3]  # only for the training text
+    assert {"slip", "encoding", "blank", "markup", "overlap"} <= {kind for _, kind in kinds(here)}
 
 
 def test_a_request_to_stop_is_heard(folder: Folder) -> None:

@@ -377,7 +377,7 @@ def test_a_number_of_another_form_is_shown_as_it_should_be(
     assert "should be a valid number, got '0.1'; write 0.1 without quotes" in message
     message = refusal(tmp_path, DATA, "data.workers='4'")
     assert "data.workers: should be 'auto' or a valid integer, got '4'; write 4 without" in message
-    assert "got 0 (processes that tokenize large corpora; auto: one per core" in refusal(
+    assert "got 0 (processes that tokenize or check large corpora; auto: one per core" in refusal(
         tmp_path, DATA, "data.workers=0"
     )
 
