@@ -100,14 +100,15 @@ class LetterModel:
         """Return the bits per character of each text under the model of a group of texts, and under
         the model of all other texts, shape (2, texts). No character counts its own occurrence.
         """
+        U = len(self.counts)
         in_group = group[self.rows]  # for each character
-        counts = np.bincount(self.trigrams[in_group], minlength=len(self.counts))
-        models = (counts, in_group), (self.counts - counts, ~in_group)
+        counts = np.bincount(self.trigrams[in_group], minlength=U)
+        indices = self.trigrams + U * in_group  # the second U for characters of the group
         bits = []
-        for counts, in_model in models:
-            of_others, of_own = (self._trigram_bits(counts, own) for own in (0, 1))
-            costs = np.where(in_model, of_own[self.trigrams], of_others[self.trigrams])
-            bits.append(np.bincount(self.rows, costs) / self.lengths)
+        for model_counts, own in ((counts, (0, 1)), (self.counts - counts, (1, 0))):
+            # bits of each trigram outside of the group, and in the group
+            costs = np.concatenate([self._trigram_bits(model_counts, each) for each in own])
+            bits.append(np.bincount(self.rows, costs[indices]) / self.lengths)
         return np.array(bits)
 
     def _trigram_bits(self, counts: NDArray[np.int64], own: int) -> Bits:
