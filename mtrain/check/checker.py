@@ -249,7 +249,7 @@ def _check_part(
     if part.is_train:
         is_long = find_long_pairs(chunk, tokenizer, max_length)
         part.usable = int((~chunk.blank.any(0) & ~is_long).sum())
-    chunk.prepare()
+        chunk.prepare()
     return CheckedPart(chunk, evidence, misfit)
 
 

@@ -99,7 +99,7 @@ class Chunk:
         return self.words[0].bigrams(), self.words[1].bigrams()
 
     def prepare(self) -> None:
-        """Compute what comparisons with other text need, in the process that calls this."""
+        """Compute here, in a worker process, what comparisons with other text need."""
         _ = self.lengths, self.pair_hashes, self.plain_hashes, self.bigrams
 
     def report(
