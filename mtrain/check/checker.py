@@ -48,7 +48,10 @@ MIN_MARKED, MIN_MARKED_FRACTION = 20, 0.01
 # Pairs of a corpus that is checked in several processes, and the number of these: this process
 # reads the text and compares it with other text, which takes about a quarter of the time.
 MANY_PAIRS, MAX_PROCESSES = 20_000, 4
-WORKER_DIED = "a process that checks text died, maybe for lack of memory; free memory and try again"
+WORKER_DIED = (
+    "a process that checks text died, maybe for lack of memory; run the same command again, with "
+    "--set data.workers=1 if it happens again"
+)
 ROW_BITS = 40  # low bits of a pair's number: its row; high bits: the index of its corpus
 
 
@@ -110,13 +113,16 @@ class Checker:
             for findings, group in groupby(rows, itemgetter(0)):
                 own_rows = map(itemgetter(1), group)
                 self.sample += chunks(findings, own_rows, self.characters)
+            self.stop.check()
             profile = Profile(self.sample)
             by_languages = defaultdict[tuple[str, str], list[Chunk]](list)
             for part in self.sample:
                 by_languages[part.findings.languages].append(part)
             for languages, parts in by_languages.items():
                 own_profile = profile if len(by_languages) == 1 else Profile(parts)
+                self.stop.check()
                 own_profile.report_corpora(self.config.data, languages)
+            self.stop.check()
             self._find_odd_parts()
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
@@ -211,8 +217,15 @@ class Checker:
         processes = min(worker_count(self.config.data.workers), MAX_PROCESSES)
         if processes < 2 or not CAN_FORK or self.expected[findings.name] < MANY_PAIRS:
             return (check(rows) for rows in parts)
-        check_stop = self.stop.check
-        return map_tasks(check, parts, processes, WORKER_DIED, forked=True, check_stop=check_stop)
+        return map_tasks(
+            check,
+            parts,
+            processes,
+            WORKER_DIED,
+            forked=True,
+            inline=True,
+            check_stop=self.stop.check,
+        )
 
     def _check_train(
         self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any

@@ -33,6 +33,8 @@ TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
 _ENCODING = "{}, not UTF-8; convert the file: iconv -f {} -t UTF-8"
+_PART = "a part is {}, not UTF-8; convert that part before it is joined: iconv -f {} -t UTF-8"
+_CONVERT = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8)"
 # Escape sequences that switch from ASCII to the letters of a 7-bit encoding.
 _ESCAPES = {b"\x1b$B": "ISO-2022-JP", b"\x1b$@": "ISO-2022-JP", b"\x1b$)C": "ISO-2022-KR"}
 # First bytes of files that are not UTF-8 text, and what the error says.
@@ -219,6 +221,7 @@ def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
     while block := read(_BLOCK):
         if name is not None:
             refuse_other_start(block, name)
+            _refuse_lone_returns(block, name)
             name = None
         rest, *next_lines = block.split(b"\n")
         if len(line) <= max_length:
@@ -284,7 +287,7 @@ def read_text_file(path: Path, counts: Counter[str] | None = None) -> list[str]:
         try:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError:
-            raise UserError(f"{path}:{number}: invalid UTF-8; fix or remove the line") from None
+            raise UserError(f"{path}:{number}: invalid UTF-8; {_CONVERT}, fix the line") from None
     return lines
 
 
@@ -313,7 +316,8 @@ def refuse_other_start(start: bytes, name: object) -> None:
     for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
         is_latin = len(odd) > 1 and all(letters) and not any(zeros)
         if is_latin or _has_utf16_newlines(start, order):  # without a BOM
-            raise UserError(f"{name}: {_ENCODING.format('UTF-16', f'UTF-16{order}')}")
+            message = _PART if _starts_as_utf8(start) else _ENCODING
+            raise UserError(f"{name}: {message.format('UTF-16', f'UTF-16{order}')}")
 
 
 def _is_utf32(start: bytes, order: str) -> bool:
@@ -343,6 +347,13 @@ def _has_utf16_newlines(start: bytes, order: str) -> bool:
     return count > 1 and is_most and "\0" not in text
 
 
+def _starts_as_utf8(start: bytes) -> bool:
+    """Whether the first bytes of a file are UTF-8 without NUL bytes, and enough to tell."""
+    head = start[:_START_BYTES]
+    size = len(head.decode("utf-8", "ignore").encode())
+    return b"\0" not in head and size > _START_BYTES - 4  # the last character may be cut
+
+
 def scan_file(
     path: Path, check_stop: Callable[[], None], *, is_utf8: bool = True
 ) -> tuple[int, bytes]:
@@ -367,13 +378,13 @@ def scan_file(
     return lines, digest.digest()
 
 
-def _refuse_lone_returns(start: bytes, path: Path) -> None:
+def _refuse_lone_returns(start: bytes, name: object) -> None:
     r"""Raise `UserError` for the start of a file whose lines end in `\r` alone."""
     if start.startswith(_PARQUET):  # has no lines; a byte of 13 may be the length of a text
         return
     if start.count(b"\r") > _MANY_RETURNS * max(1, start.count(b"\n")):
         advice = r"convert it: tr '\r' '\n' < FILE > NEW"
-        raise UserError(f"{path}: its lines end in carriage returns alone; {advice}")
+        raise UserError(f"{name}: its lines end in carriage returns alone; {advice}")
 
 
 def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
@@ -384,7 +395,6 @@ def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str |
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
-        advice = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8)"
-        reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {advice}, fix the line"
+        reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {_CONVERT}, fix the line"
         reading.drop_invalid(f"{path}:{number}", number, reason)
         return None

@@ -128,6 +128,7 @@ def progress_bar(
     """
     from tqdm import tqdm  # not needed by --help
 
+    tqdm.monitor_interval = 0  # no thread, which the system may refuse to start
     shown = shown and is_on_terminal()
     is_narrow = shown and _columns() < WIDE
     return tqdm(

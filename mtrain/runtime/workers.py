@@ -87,6 +87,7 @@ def map_tasks(
     died_message: str,
     *,
     forked: bool = False,
+    inline: bool = False,
     check_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Result]:
     """Yield the result of `work` for each task, in order, from up to `number` processes. A process
@@ -95,7 +96,8 @@ def map_tasks(
     dies. `check_stop` is called regularly while results are awaited, and may raise.
 
     If `forked`, processes start in some milliseconds and share the memory of this one. They must
-    not wait for its other threads: with torch, `work` sets the number of threads to 1.
+    not wait for its other threads: with torch, `work` sets the number of threads to 1. If `inline`,
+    this process does the tasks where the system cannot start another.
     """
     workers: list[Worker] = []
     numbered = enumerate(tasks)
@@ -108,7 +110,7 @@ def map_tasks(
         while task is not None or busy or results:
             while task is not None and task[0] - next_result < AHEAD * number:
                 if not idle and len(workers) < number:
-                    if _add(workers, work, forked=forked):
+                    if _add(workers, work, forked=forked, is_needed=not inline):
                         idle.append(workers[-1][1])
                     else:
                         number = len(workers)  # continue with the processes that have started
@@ -119,6 +121,11 @@ def map_tasks(
                     pipe.send(task[1])
                 busy[pipe] = task[0]
                 task = next(numbered, None)
+            if task is not None and number == 0:  # no process could start
+                check_stop()
+                yield work(task[1])
+                task = next(numbered, None)
+                continue
             if next_result in results:
                 yield results.pop(next_result)
                 next_result += 1
@@ -132,10 +139,14 @@ def map_tasks(
                     raise error
                 idle.append(ready)
     finally:
-        for process, _ in workers:
-            process.kill()
-        for process, _ in workers:  # releasing their memory takes milliseconds
-            process.join()
+        _kill(workers)
+
+
+def _kill(workers: list[Worker]) -> None:
+    for process, _ in workers:
+        process.kill()
+    for process, _ in workers:  # releasing their memory takes milliseconds
+        process.join()
 
 
 @contextmanager
@@ -147,12 +158,14 @@ def _reporting(died_message: str) -> Iterator[None]:
         raise UserError(died_message) from None
 
 
-def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:
-    """Start another process, if the system can; raises `UserError` if it cannot start the first."""
+def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool, is_needed: bool) -> bool:
+    """Start another process, if the system can; raises `UserError` if it cannot start the first,
+    and one is needed.
+    """
     try:
         workers.append(_start(work, [pipe for _, pipe in workers], forked=forked))
     except OSError as error:  # too many processes or open files, or no memory
-        if not workers:
+        if is_needed and not workers:
             raise UserError(f"{NO_PROCESS}: {error.strerror}; {LIMITS}") from None
         return False
     return True

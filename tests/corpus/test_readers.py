@@ -183,6 +183,8 @@ def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path: Path) ->
     for src, tgt, name in ((lone, many, "src"), (many, lone, "tgt"), (lone, lone, "src")):
         message = error_of(write(tmp_path, src, tgt))
         assert f"a.{name}: its lines end in carriage returns alone; convert it: tr" in message
+    with pytest.raises(UserError, match="its lines end in carriage returns alone"):
+        list(read_file(tmp_path / "a.src"))
     for src in (b"b\r\n" * 20, b"a\rb\n" * 20):
         assert scan(write(tmp_path, src, many), Reading()).pairs == 20
 
@@ -218,6 +220,7 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         ("a\nb\n".encode("utf-16"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16 -t"),
         ("a\nb\n".encode("utf-16-le"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16LE"),
         ("a\nb\n".encode("utf-16-be"), "UTF-16, not UTF-8; convert the file: iconv -f UTF-16BE"),
+        (b"a b " * 20 + b"\n" + "a\n".encode("utf-16-le") * 9, "a part is UTF-16, not UTF-8; conv"),
         (
             "a\n日本\n".encode("iso2022_jp"),
             "ISO-2022-JP, not UTF-8; convert the file: iconv -f ISO",
