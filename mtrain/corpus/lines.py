@@ -221,7 +221,6 @@ def bounded_lines(stream: IO[bytes], name: object = None) -> Iterator[bytes]:
     while block := read(_BLOCK):
         if name is not None:
             refuse_other_start(block, name)
-            _refuse_lone_returns(block, name)
             name = None
         rest, *next_lines = block.split(b"\n")
         if len(line) <= max_length:
@@ -248,15 +247,17 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
 
 
 def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a scored set; raises `UserError` if a line is too long or the set too
-    large.
+    """Yield the lines of a scored set; raises `UserError` if a line is too long, the set too large,
+    or, at its end, if carriage returns alone end its lines.
     """
-    size = 0
+    size = number = returns = 0
     for number, line in enumerate(read_file(path, counts), 1):
+        returns += line.count(b"\r")
         if len(line) > MAX_LINE_LENGTH:
             raise UserError(f"{path}:{number}: {TOO_LONG}; cut or remove the line")
         size = add_to_set_size(size, len(line), str(path))
         yield line
+    _refuse_lone_returns(returns, number, path)
 
 
 def add_to_set_size(size: int, line_bytes: int, name: str) -> int:
@@ -369,7 +370,8 @@ def scan_file(
             check_stop()
             if is_utf8 and not last:
                 refuse_other_start(block, path)
-                _refuse_lone_returns(block, path)
+                if not block.startswith(_PARQUET):  # has no lines
+                    _refuse_lone_returns(block.count(b"\r"), block.count(b"\n"), path)
             digest.update(block)
             lines += block.count(b"\n")
             last = block
@@ -378,13 +380,11 @@ def scan_file(
     return lines, digest.digest()
 
 
-def _refuse_lone_returns(start: bytes, name: object) -> None:
-    r"""Raise `UserError` for the start of a file whose lines end in `\r` alone."""
-    if start.startswith(_PARQUET):  # has no lines; a byte of 13 may be the length of a text
-        return
-    if start.count(b"\r") > _MANY_RETURNS * max(1, start.count(b"\n")):
+def _refuse_lone_returns(returns: int, newlines: int, path: Path) -> None:
+    r"""Raise `UserError` if the lines of a text seem to end in `\r` alone."""
+    if returns > _MANY_RETURNS * max(1, newlines):
         advice = r"convert it: tr '\r' '\n' < FILE > NEW"
-        raise UserError(f"{name}: its lines end in carriage returns alone; {advice}")
+        raise UserError(f"{path}: its lines end in carriage returns alone; {advice}")
 
 
 def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:

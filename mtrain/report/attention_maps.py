@@ -96,7 +96,7 @@ def check_selection(loaded: LoadedModel, selection: Selection) -> None:
         ("head", selection.heads, shape.num_heads),
     ):
         if max(numbers, default=0) > limit:
-            maps = f"these maps have {limit} {option}s"
+            maps = f"these maps have {limit} {option}{'s' * (limit != 1)}"
             raise RefusedError(f"--{option} {max(numbers)}: {maps}; choose a smaller number")
 
 

@@ -253,7 +253,7 @@ def _metrics(run: Run) -> Iterator[Finding]:
         detail = f"its validation differs from best.json at step {first_numbers(differing)}"
         yield Finding(path.name, CHANGED, detail)
     elif not broken:
-        yield Finding(path.name, OK, f"{len(records):,} records")
+        yield Finding(path.name, OK, f"{len(records):,} record{'s' * (len(records) != 1)}")
 
 
 def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:

@@ -84,9 +84,9 @@ class Stop:
             raise stop_error(*self.request)
 
 
-def stop_error(reason: str, exit_code: int) -> StoppedError:
-    """Return the error for a stop, which says how to resume."""
-    return StoppedError(f"stopped by {reason}; run the same command again to resume", exit_code)
+def stop_error(reason: str, exit_code: int, aim: str = "") -> StoppedError:
+    """Return the error for a stop; `aim` is what the same command does then: " to resume"."""
+    return StoppedError(f"stopped by {reason}; run the same command again{aim}", exit_code)
 
 
 def _end_on_second(reader: int) -> None:

@@ -223,7 +223,8 @@ def _same_translations(lines: list[Line]) -> Iterator[Note]:
     if len(indices) > MAX_EQUAL * len(lines):
         most_common = max(repeated, key=lambda text: len(repeated[text]))
         shown = cut_to_width(most_common, 60).strip()
-        what = f"the same translation for different sources (most often: {shown})"
+        texts = "sources" if any(line.source for line in lines) else "references"
+        what = f"the same translation for different {texts} (most often: {shown})"
         note = _note(lines, "same", what, indices, "the model ignores parts of the source")
         if _is_frequent(note):
             note = replace(note, advice="the model has hardly learned, or ignores the source")
@@ -264,5 +265,5 @@ def _wrong_length(lines: list[Line]) -> Iterator[Note]:
         kind, change = "long", "lower"
         indices = [i for i, length, ref in lengths if length > LONG * ref]
     what = f"too {kind}, {ratio:.2f} of the references' length"
-    advice = f"look at the lines; {change} the length penalty (decode.length_penalty)"
+    advice = f"look at the lines; {change} decode.length_penalty of a beam search"
     yield _note(lines, kind, what, indices, advice)

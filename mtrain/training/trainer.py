@@ -280,7 +280,7 @@ class Trainer:
         if is_saved:
             self._save()
         if self.request:
-            raise self.ranks.mark_shared(stop_error(*self.request))
+            raise self.ranks.mark_shared(stop_error(*self.request, " to resume"))
         self._validate_if_due()
 
     def _check_finite(self) -> None:

@@ -89,8 +89,16 @@ def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int
     space before its text first.
     """
     limit = max_characters + 1
-    texts = decode_lines(lines, counts)
+    texts = decode_lines(_count_returns(lines, counts), counts)
     return (text if len(text) <= limit else text.lstrip()[:limit] for text in texts)
+
+
+def _count_returns(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[bytes]:
+    """Yield the lines, and count those that another program may have ended at a carriage return."""
+    for line in lines:
+        if b"\r" in line:
+            counts["lines with carriage returns inside, which end no line"] += 1
+        yield line
 
 
 def _with_prefixes(

@@ -1521,6 +1521,7 @@ def test_a_terminal_does_not_refuse_carriage_returns(trained_run: Path, tmp_path
     typed(b"", "translate", "-m", trained_run, "-i", "in", "-o", "out", cwd=tmp_path)
     piped = run_mtrain("translate", "-m", trained_run, "-i", "in", cwd=tmp_path)
     assert (tmp_path / "out").read_text() == piped.stdout
+    assert "lines with carriage returns inside, which end no line: 1" in piped.stderr
 
 
 def test_flags_show_no_type_in_the_help(command: Command) -> None:

@@ -184,7 +184,7 @@ def test_lines_that_end_in_carriage_returns_alone_are_refused(tmp_path: Path) ->
         message = error_of(write(tmp_path, src, tgt))
         assert f"a.{name}: its lines end in carriage returns alone; convert it: tr" in message
     with pytest.raises(UserError, match="its lines end in carriage returns alone"):
-        list(read_file(tmp_path / "a.src"))
+        read_text_file(tmp_path / "a.tgt")
     for src in (b"b\r\n" * 20, b"a\rb\n" * 20):
         assert scan(write(tmp_path, src, many), Reading()).pairs == 20
 

@@ -105,7 +105,7 @@ def test_sentences_that_are_too_long_are_refused(loaded_model: LoadedModel) -> N
 def test_layers_and_heads_that_the_model_lacks_are_refused(loaded_model: LoadedModel) -> None:
     for selection, words in (
         (Selection(layers=(1, 3)), "--layer 3: these maps have 2 layers"),
-        (Selection(("decoder",), (2,)), "--layer 2: these maps have 1 layers"),
+        (Selection(("decoder",), (2,)), "--layer 2: these maps have 1 layer;"),
         (Selection(heads=(5,)), "--head 5: these maps have 4 heads"),
     ):
         with pytest.raises(RefusedError, match=words):
