@@ -46,7 +46,7 @@ MIN_THIRD, MIN_THIRD_FRACTION = 5, 0.002
 # Smallest number of texts with a bullet or number to report; fewer may be dates and ordinals.
 MIN_MARKED, MIN_MARKED_FRACTION = 20, 0.01
 # Pairs of a corpus that is checked in several processes, and the number of these: this process
-# reads the text and compares it with other text, which takes about a quarter of the time.
+# reads the text and compares it with other text, which takes about a fifth of the time.
 MANY_PAIRS, MAX_PROCESSES = 20_000, 4
 WORKER_DIED = (
     "a process that checks text died, maybe for lack of memory; run the same command again, with "
@@ -113,7 +113,6 @@ class Checker:
             for findings, group in groupby(rows, itemgetter(0)):
                 own_rows = map(itemgetter(1), group)
                 self.sample += chunks(findings, own_rows, self.characters)
-            self.stop.check()
             profile = Profile(self.sample)
             by_languages = defaultdict[tuple[str, str], list[Chunk]](list)
             for part in self.sample:
@@ -209,7 +208,7 @@ class Checker:
 
     def _checked_parts(
         self, findings: Findings, profile: Profile, reading: Reading
-    ) -> Generator["CheckedPart"]:
+    ) -> Generator[CheckedPart]:
         """Check the pairs of a corpus by chunks, in several processes if there are many."""
         parts = split_rows(self._rows(findings, reading))
         limit = self.config.data.max_length

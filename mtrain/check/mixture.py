@@ -93,8 +93,8 @@ class LetterModel:
         self.counts = np.bincount(self.trigrams)
         # numbers of the n-gram that ends each trigram, and of its context, by increasing n
         contexts = np.zeros_like(distinct), distinct // V % V, distinct // V
-        symbols = distinct % V
-        self.orders = [(_numbers(each * V + symbols), _numbers(each)) for each in contexts]
+        last = distinct % V
+        self.orders = [(_numbers(each * V + last), _numbers(each)) for each in contexts]
 
     def bits(self, group: Mask) -> Bits:
         """Return the bits per character of each text under the model of a group of texts, and under
@@ -106,7 +106,7 @@ class LetterModel:
         indices = self.trigrams + U * in_group  # the second U for characters of the group
         bits = []
         for model_counts, own in ((counts, (0, 1)), (self.counts - counts, (1, 0))):
-            # bits of each trigram outside of the group, and in the group
+            # bits of each trigram in texts outside of the group, then in texts of the group
             costs = np.concatenate([self._trigram_bits(model_counts, each) for each in own])
             bits.append(np.bincount(self.rows, costs[indices]) / self.lengths)
         return np.array(bits)

@@ -84,9 +84,11 @@ class Stop:
             raise stop_error(*self.request)
 
 
-def stop_error(reason: str, exit_code: int, aim: str = "") -> StoppedError:
-    """Return the error for a stop; `aim` is what the same command does then: " to resume"."""
-    return StoppedError(f"stopped by {reason}; run the same command again{aim}", exit_code)
+def stop_error(
+    reason: str, exit_code: int, advice: str = "run the same command again"
+) -> StoppedError:
+    """Return the error for a stop, with what to do then."""
+    return StoppedError(f"stopped by {reason}; {advice}", exit_code)
 
 
 def _end_on_second(reader: int) -> None:

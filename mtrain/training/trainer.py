@@ -280,7 +280,8 @@ class Trainer:
         if is_saved:
             self._save()
         if self.request:
-            raise self.ranks.mark_shared(stop_error(*self.request, " to resume"))
+            error = stop_error(*self.request, "run the same command again to resume")
+            raise self.ranks.mark_shared(error)
         self._validate_if_due()
 
     def _check_finite(self) -> None:

@@ -385,13 +385,13 @@ def test_loops_at_the_end_of_a_text_are_named(folder: Folder) -> None:
 MARKS = ["- ", "•\u00a0", "00:01:02,000 --> ", "[12:30] ", "7. ", " (12) "]
 
 
-def mark_texts(folder: Folder, marks: list[str], stop: int) -> list[tuple[str, int]]:
+def mark_texts(folder: Folder, stop: int) -> list[tuple[str, int]]:
     """Put marks before texts of one side, and before pairs, where they are intended; return the
     places of the former.
     """
     src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
     for number, row in enumerate(range(0, stop, 20)):
-        mark = marks[number % len(marks)].encode()
+        mark = MARKS[number % len(MARKS)].encode()
         tgt[row] = mark + tgt[row]
         for side in (src, tgt):
             side[row + 1] = mark + side[row + 1]
@@ -399,12 +399,12 @@ def mark_texts(folder: Folder, marks: list[str], stop: int) -> list[tuple[str, i
 
 
 def test_marks_before_texts_of_one_side(folder: Folder) -> None:
-    expected = mark_texts(folder, MARKS, 720)
+    expected = mark_texts(folder, 720)
     assert places(folder.look(examples=50), "marked") == expected
 
 
 def test_fewer_marks_than_one_in_a_hundred_texts_may_be_dates(folder: Folder) -> None:
-    mark_texts(folder, MARKS, 400)
+    mark_texts(folder, 400)
     assert places(folder.look(), "marked") == []
 
 
