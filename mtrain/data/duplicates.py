@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mtrain.corpus.readers import Pair
 from mtrain.runs import manifest
+from mtrain.runtime.errors import UserError
 
 FORMAT = 2
 CHUNK = 100_000  # pairs hashed at a time
@@ -29,9 +30,9 @@ def write_repeats(
     """Write a bit for each pair: 1 if it occurred before, in the same corpus or an earlier one.
 
     `size` is the approximate number of pairs; `progress` gets the number of pairs of each chunk
-    that was read. Raises `OSError` if the disk is full.
+    that was read. Raises `OSError` or `UserError` if the disk is full.
     """
-    duplicates = Duplicates(directory, size)
+    duplicates = Duplicates(directory, size, "MTRAIN_CACHE")
     starts = [0]
     for pairs in corpora:
         texts = (f"{len(src)} {src}{tgt}" for src, tgt in pairs)
@@ -60,22 +61,33 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
 
 
 class Duplicates:
-    """Finds equal hashes in a sequence of about `size` hashes, stored in files of `directory`."""
+    """Finds equal hashes in a sequence of about `size` hashes, stored in files of `directory`; the
+    environment variable `variable` chooses its disk.
+    """
 
-    def __init__(self, directory: Path, size: int) -> None:
+    def __init__(self, directory: Path, size: int, variable: str = "TMPDIR") -> None:
+        self.directory, self.variable = directory, variable
         num_files = min(1 << (size // AT_ONCE).bit_length(), MAX_FILES)
         self.paths = [directory / f"{number}.hashes" for number in range(num_files)]
         for path in self.paths:
             path.touch()
 
     def add(self, hashes: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> None:
-        """Add hashes and the numbers of their pairs, which increase from call to call."""
+        """Add hashes and the numbers of their pairs, which increase from call to call; raises
+        `UserError` if the disk is full.
+        """
         records = np.zeros(len(hashes), RECORD)
         records["hash"], records["number"] = hashes, numbers
         file_numbers = records["hash"] % np.uint64(len(self.paths))
         for number in np.unique(file_numbers).tolist():
-            with self.paths[number].open("ab") as file:
-                file.write(records[file_numbers == number].tobytes())
+            try:
+                with self.paths[number].open("ab") as file:
+                    file.write(records[file_numbers == number].tobytes())
+            except OSError as error:
+                raise UserError(
+                    f"{self.directory}: cannot store the hashes of pairs: {error.strerror}; make "
+                    f"room there, or set {self.variable} to a folder on another disk"
+                ) from None
 
     def groups(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
         """Yield for each file the numbers of pairs whose hash occurred before, and the number of

@@ -63,15 +63,22 @@ class ExternalMetric:
         """Return what the program prints to stdout and stderr, and its exit code."""
         # files, not pipes: a process that the program leaves behind would keep pipes open, and
         # after a timeout `Popen.communicate` loses the input that the program has not read
-        with (
-            tempfile.TemporaryFile() as given,
-            tempfile.TemporaryFile() as printed,
-            tempfile.TemporaryFile() as errors,
-        ):
-            given.write(text)
-            given.seek(0)
-            code = self._wait((given, printed, errors), check_stop)
-            return _end_of(printed), _end_of(errors), code
+        try:
+            with (
+                tempfile.TemporaryFile() as given,
+                tempfile.TemporaryFile() as printed,
+                tempfile.TemporaryFile() as errors,
+            ):
+                given.write(text)
+                given.seek(0)
+                code = self._wait((given, printed, errors), check_stop)
+                return _end_of(printed), _end_of(errors), code
+        except OSError as error:
+            raise UserError(
+                f"{tempfile.gettempdir()}: cannot store the input of {OPTION}: {error.strerror}; "
+                "make room there, or set TMPDIR to a folder on another disk, and run the same "
+                "command again"
+            ) from None
 
     def _wait(
         self, streams: tuple[IO[bytes], IO[bytes], IO[bytes]], check_stop: Callable[[], None]

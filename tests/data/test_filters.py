@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mtrain.data.filters import Selection
 from mtrain.data.prepare import Preparation, Prepared, weights_of
 from mtrain.runs import manifest
 from mtrain.runtime import log
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.stop import Stop
 
 Pair = tuple[str, str]
@@ -112,6 +113,21 @@ def repeats(path: Path, *arguments: Any) -> list[np.ndarray]:
     """What a sealed directory with the repeats holds."""
     manifest.write_directory(path, lambda inner: duplicates.write_repeats(inner, *arguments))
     return duplicates.open_repeats(path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("options", "variable"), [([], "TMPDIR"), (["MTRAIN_CACHE"], "MTRAIN_CACHE")]
+)
+def test_a_full_disk_is_named_with_the_variable_that_chooses_another(
+    tmp_path: Path, options: list[str], variable: str
+) -> None:
+    found = duplicates.Duplicates(tmp_path, 1, *options)
+    found.paths[0].unlink()
+    found.paths[0].symlink_to("/dev/full")
+    expected = f"^{re.escape(str(tmp_path))}: cannot store .*: No space .*, or set {variable} to a"
+    with pytest.raises(UserError, match=expected):
+        found.add(np.zeros(9, np.uint64), np.arange(9, dtype=np.uint64))
 
 
 @pytest.mark.parametrize("at_once", [7, 100, 1 << 22])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,14 @@ def test_a_program_that_the_system_cannot_start_is_named(tmp_path: Path) -> None
     script.chmod(0o755)
     with pytest.raises(UserError, match="metric: cannot be started: No such file or directory; "):
         ExternalMetric(str(script), 60).score(ROWS, lambda: None)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "r+b"))
+    folder = re.escape(tempfile.gettempdir())
+    with pytest.raises(UserError, match=f"^{folder}: cannot .* No space .* set TMPDIR to a folder"):
+        score("print(1)")
 
 
 def test_a_program_that_prints_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
