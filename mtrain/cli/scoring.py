@@ -14,6 +14,7 @@ from mtrain.runtime.outputs import refuse_overwriting, write_output
 
 if TYPE_CHECKING:
     from mtrain.config.schema import Config
+    from mtrain.translation.loading import LoadedModel
     from mtrain.translation.translator import Translator
 
 
@@ -62,11 +63,11 @@ def evaluate(
         hypotheses = read_aligned(hypothesis, references)
     else:
         with opening.open_translator(model or [], device, precision, **decode) as translator:
+            _warn_of_direction(translator.loaded, tgt_lang, sources, references)
             tgt_lang = tgt_lang or translator.loaded.tgt_lang
-            if not is_given:
-                tokenize = _tokenizer_of(translator.loaded.config)
+            tokenize = tokenize if is_given else _tokenizer_of(translator.loaded.config)
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
-            hypotheses = _translate(translator, sources, references, output)
+            hypotheses = _translate(translator, sources, output)
         if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
@@ -116,15 +117,32 @@ def _read_run_set(
     return text.sources, [text.references], language, text.corpus.tag
 
 
-def _translate(
-    translator: "Translator", sources: list[str], references: list[list[str]], output: Path | None
-) -> list[str]:
-    """Translate sources, and write the translations to the file `output`, if given. Warn first if
-    sources and references seem to be swapped.
+def _warn_of_direction(
+    loaded: "LoadedModel", tgt_lang: str | None, sources: list[str], references: list[list[str]]
+) -> None:
+    """Warn of a tag for translation to another language than `tgt_lang`, that of the references, or
+    else if sources and references seem to be swapped.
     """
+    from mtrain.config.languages import language_code
     from mtrain.scoring.references import warn_of_swapped
 
-    warn_of_swapped(sources, references, translator.loaded.directions)
+    targets = {tag: [tgt for _, tgt in loaded.tagged(tag).directions] for tag in loaded.tags}
+    code = language_code(tgt_lang or "")
+    fitting = [tag for tag in loaded.tags if code in map(language_code, targets[tag])]
+    if loaded.tag is None or tgt_lang is None or loaded.tag in fitting:
+        warn_of_swapped(sources, references, loaded.directions)
+        return
+    log.logger.warning(
+        "--tag %s: translates to %s, but the references are in %s, so the scores mean nothing; %s",
+        loaded.tag,
+        " and ".join(targets[loaded.tag]),
+        tgt_lang,
+        f"choose --tag {' or '.join(fitting)}" if fitting else "leave --tag out",
+    )
+
+
+def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
+    """Translate sources, and write the translations to the file `output`, if given."""
     cut = log.TruncatedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
         hypotheses = translator.best(sources, bar.update, cut.add)

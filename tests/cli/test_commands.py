@@ -880,6 +880,21 @@ def test_eval_notices_exchanged_files(
         assert (result.code, len(result.out.splitlines())) == (0, 3)
 
 
+def test_eval_notices_a_tag_of_another_language(command: Command, both_run: Path) -> None:
+    expected = "--tag <2aa>: translates to aa, but the references are in ba, so the scores mean "
+    expected += "nothing; choose --tag <2bb>"
+    for options, is_expected in (
+        (["--on", "valid.0", "--tag", "<2aa>"], True),
+        (["--on", "held_out", "--tag", "<2aa>"], True),
+        (["--on", "held_out", "--tag", "<2bb>"], False),
+        (["--on", "valid.1", "--tag", "<2aa>"], False),
+        (["--on", "valid.0", "--tag", "<2aa>", "--tgt-lang", "aa"], False),
+    ):
+        result = command("eval", both_run, *options, "--beam-size", "1")
+        assert result.code == 0
+        assert (expected in result.err) is is_expected, (options, result.err)
+
+
 def test_score_prints_a_log_probability_a_line(
     command: Command, run_dir: Path, places: dict[str, Path]
 ) -> None:
