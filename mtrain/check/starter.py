@@ -25,7 +25,7 @@ from mtrain.config.loading import parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
-from mtrain.corpus.lines import MAX_INVALID, NOT_UTF8, Reading, is_blank
+from mtrain.corpus.lines import BLANK, MAX_INVALID, NOT_UTF8, Reading, is_blank
 from mtrain.corpus.readers import corpus_name, plain_forms, read_rows, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.runs import manifest
@@ -196,6 +196,8 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
             held, left = _hold_out(corpus, size.pairs, count, sinks, reading)
             size = replace(size, pairs=left)
             train, valid = request.corpus_of(parts[0], parts[1]), (parts[2], parts[3])
+        else:
+            size = replace(size, pairs=size.pairs - reading.counts[BLANK])
         # splitting the text has dropped pairs that are not UTF-8
         drop_invalid = bool(reading.counts[NOT_UTF8]) and not parts
         text = render(request, size, train, valid, has_gpu=has_gpu, drop_invalid=drop_invalid)
@@ -286,8 +288,9 @@ def _rows(corpus: Text, reading: Reading) -> Iterator[TextRow]:
 
 
 def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
-    """Count the pairs, and measure a sample that is spread over the `rows`. Rows that are dropped,
-    such as invalid UTF-8, are counted in `reading`.
+    """Count the pairs, and measure a sample that is spread over the `rows`. Rows that training
+    drops, such as invalid UTF-8, are counted in `reading`; the pairs include those that are blank
+    on a side.
     """
     char_counts, words = Counter[str](), np.zeros(0, np.uint64)
     pairs, num_pairs, num_tokens, step = 0, 0, 0.0, max(1, rows // SAMPLE)
@@ -296,6 +299,7 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
         nonlocal pairs
         for row in _rows(corpus, reading):
             pairs = row[0]
+            reading.counts[BLANK] += is_blank(row[1]) or is_blank(row[2])
             if (pairs - 1) % step == 0:
                 yield row
 

@@ -19,7 +19,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus import phrasebook
 from mtrain.corpus.hub import dataset_files, dataset_name, read_dataset
 from mtrain.corpus.lines import (
-    DROPPED,
+    BLANK,
     Reading,
     add_to_set_size,
     chunked,
@@ -150,7 +150,7 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order; dropped pairs are counted in `reading.counts`."""
     for _, src, tgt in read_rows(corpus, reading):
         if not reading.keep_blank and (is_blank(src) or is_blank(tgt)):
-            reading.counts[DROPPED + "blank on a side"] += 1
+            reading.counts[BLANK] += 1
         else:
             yield src, tgt
 

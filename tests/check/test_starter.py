@@ -385,6 +385,23 @@ def test_text_that_cannot_be_split_is_told(
     assert found(tmp_path) == sorted(sides)
 
 
+@pytest.mark.parametrize("hold_out", [0, 5])
+def test_pairs_that_are_blank_on_a_side_are_told_and_not_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, hold_out: int
+) -> None:
+    lines = [f"word{number}" for number in range(60)]
+    sides = (
+        write(tmp_path / "a.en", ["", *lines[1:]]),
+        write(tmp_path / "a.de", [*lines[:58], " ", "\u3000"]),
+    )
+    valid = write(tmp_path / "v.en", ["never"]), write(tmp_path / "v.de", ["seen"])
+    output = tmp_path / "m.yaml"
+    asked = Request(*sides, output, "en", "de", None if hold_out else valid, hold_out)
+    assert write_config(asked, Stop(), has_gpu=False)["pairs"] == 57 - hold_out
+    assert f"\n# {57 - hold_out} pairs" in output.read_text()
+    assert caplog.messages.count("pairs dropped: blank on a side: 3") == 1
+
+
 @pytest.mark.parametrize("target", [str.title, lambda line: f"{line} {len(line) % 2}"])
 def test_a_pair_that_differs_in_punctuation_alone_is_not_held_out(
     tmp_path: Path, target: Callable[[str], str]
