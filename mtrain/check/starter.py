@@ -84,8 +84,12 @@ class Request:
         """Return a corpus, unchecked: `parse_config` refuses names that no config can contain."""
         if self.columns is None or src != tgt:
             return TextCorpus.model_construct(src=str(src), tgt=str(tgt))
-        first, second = (int(name) if NUMBER.fullmatch(name) else name for name in self.columns)
-        return FileCorpus.model_construct(file=str(src), src=first, tgt=second)
+        return _table_of(src, self.columns)
+
+
+def _table_of(path: Path, columns: tuple[str, str]) -> FileCorpus:
+    src, tgt = (int(name) if NUMBER.fullmatch(name) else name for name in columns)
+    return FileCorpus.model_construct(file=str(path), src=src, tgt=tgt)
 
 
 def languages_of(
@@ -95,10 +99,12 @@ def languages_of(
     columns: tuple[str, str] | None = None,
 ) -> tuple[str, str]:
     """Return the given language codes, or else those at the end of the names of the files or of
-    the columns of a table; raises `RefusedError` if there is neither.
+    the columns of a table; raises `RefusedError` if there is neither, or for columns that do not
+    suit the table.
     """
     names = list(map(str, sides))
     if columns is not None:
+        _check_columns(_table_of(sides[0], columns))  # other columns may have names of languages
         names = [f"{sides[0]}: column {column}" for column in columns]
         sides = Path(f".{columns[0]}"), Path(f".{columns[1]}")
     codes = [src_lang or _language_of(sides[0]), tgt_lang or _language_of(sides[1])]
@@ -251,6 +257,14 @@ def _count_to_hold_out(request: Request, pairs: int) -> int:
     return request.hold_out or min(DEFAULT_HELD_OUT, max(MIN_HELD_OUT, pairs // 50), limit)
 
 
+def _check_columns(corpus: FileCorpus) -> None:
+    """Refuse the same column for both sides, and columns that do not suit the format of a table."""
+    conflict = column_conflict(corpus)
+    if conflict or corpus.src == corpus.tgt:
+        reason = conflict[1] if conflict else "one column is both sides"
+        raise RefusedError(f"{corpus.file}, columns {corpus.src} and {corpus.tgt}: {reason}")
+
+
 def _check_names(request: Request) -> None:
     """Refuse the same file or column for both sides, columns that do not suit the format of a
     table, and a config without suffix .yaml or .yml.
@@ -258,10 +272,7 @@ def _check_names(request: Request) -> None:
     for sides in filter(None, ((request.src, request.tgt), request.valid)):
         corpus, (src, tgt) = request.corpus_of(*sides), sides
         if isinstance(corpus, FileCorpus) and corpus.kind:
-            conflict = column_conflict(corpus)
-            if conflict or corpus.src == corpus.tgt:
-                reason = conflict[1] if conflict else "one column is both sides"
-                raise RefusedError(f"{src}, columns {corpus.src} and {corpus.tgt}: {reason}")
+            _check_columns(corpus)
         elif src.exists() and tgt.exists() and src.samefile(tgt):
             raise RefusedError(f"{tgt}: is both sides; give the translation as the second file")
     if request.output.suffix not in (".yaml", ".yml"):

@@ -636,5 +636,7 @@ def test_languages_of_columns() -> None:
     names = "translation.en", "de"
     assert languages_of((table, table), None, None, names) == ("en", "de")
     assert languages_of((table, table), "fr", None, names) == ("fr", "de")
-    with pytest.raises(RefusedError, match=r"a\.jsonl: column 1: no known .*give --tgt-lang$"):
-        languages_of((table, table), "fr", None, ("0", "1"))
+    with pytest.raises(RefusedError, match=r"a\.jsonl: column b: no known .*give --tgt-lang$"):
+        languages_of((table, table), "fr", None, ("a", "b"))
+    with pytest.raises(RefusedError, match=r"a\.jsonl, columns 0 and 1: fields .* not numbers$"):
+        languages_of((table, table), None, None, ("0", "1"))
