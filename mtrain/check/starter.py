@@ -356,7 +356,8 @@ def _hold_out(
         purpose = "learn from" if held else "validate on"
         raise UserError(
             f"{corpus_name(corpus)}: no pairs are left to {purpose}: all others are blank on a "
-            "side, invalid UTF-8, or share a side; see mtrain check"
+            "side, invalid UTF-8, or share a side; add text, or name a set with --valid-src, "
+            "--valid-tgt"
         )
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")

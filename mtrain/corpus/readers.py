@@ -129,7 +129,10 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
         if src_lines != tgt_lines:
             counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
             message = f"{counts}: the sides of a corpus must match line for line; find the missing "
-            message += "or extra line (mtrain check shows where lines are shifted)"
+            message += (
+                "or extra line (with a config of these files, mtrain check shows where lines "
+            )
+            message += "are shifted)"
             raise UnequalError(message, min(src_lines, tgt_lines))
         return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
     if isinstance(corpus, FileCorpus):

@@ -380,8 +380,9 @@ def test_text_that_cannot_be_split_is_told(
         write(tmp_path / "a.en", ["yes", *["no"] * len(targets)][: len(targets)]),
         write(tmp_path / "a.de", targets),
     )
-    with pytest.raises(UserError, match=rf"a\.(en|de): {message}"):
+    with pytest.raises(UserError, match=rf"a\.(en|de): {message}") as error:
         write_config(request(sides, tmp_path / "m.yaml", count), Stop(), has_gpu=False)
+    assert "mtrain check" not in str(error.value)  # needs a config
     assert found(tmp_path) == sorted(sides)
 
 
@@ -400,6 +401,15 @@ def test_pairs_that_are_blank_on_a_side_are_told_and_not_counted(
     assert write_config(asked, Stop(), has_gpu=False)["pairs"] == 57 - hold_out
     assert f"\n# {57 - hold_out} pairs" in output.read_text()
     assert caplog.messages.count("pairs dropped: blank on a side: 3") == 1
+
+
+def test_unequal_sides_get_advice_that_needs_no_config_of_init(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    short = files[0], write(tmp_path / "short.de", ["eins"])
+    advice = r"short\.de has 1: .* \(with a config of these files, mtrain check"
+    with pytest.raises(UserError, match=advice):
+        write_config(request(short, tmp_path / "m.yaml"), Stop(), has_gpu=False)
 
 
 @pytest.mark.parametrize("target", [str.title, lambda line: f"{line} {len(line) % 2}"])
