@@ -390,6 +390,18 @@ class Synthesizer:
         report("%s: %s pairs", self.key, f"{record.pairs:,}")
         for reason, count in record.dropped.items():
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
+        faults = Counter({reason: counts[reason] for reason in (EMPTY, AT_LIMIT)})
+        if 2 * faults.total() > record.lines:
+            logger.warning(
+                "%s: %s of %s translations are dropped (most frequent reason: %s); does %s suit "
+                "%s?",
+                self.key,
+                f"{faults.total():,}",
+                f"{record.lines:,}",
+                faults.most_common(1)[0][0].removeprefix(DROPPED),
+                ", ".join(self.entry.model),
+                self.name,
+            )
         return record
 
     def describe_missing(self, timed: bool) -> str:

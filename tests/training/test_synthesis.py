@@ -130,6 +130,22 @@ def test_lines_that_cannot_be_translated_are_dropped_and_counted(
     assert (record["lines"], record["pairs"]) == (3, 2)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_text_that_is_dropped_for_the_most_part_is_warned_of(
+    tmp_path: Path,
+    trained_run: Path,
+    build: Build,
+    capsys: pytest.CaptureFixture[str],
+    count: int,
+) -> None:
+    given = text(tmp_path, [*LINES[:2], "", *[" ".join(["bavo"] * 3000)] * count])
+    assert build(write(tmp_path, {"src": given, "model": str(trained_run)})) == EXIT_OK
+    warning = "data.train.1: 3 of 5 translations are dropped (most frequent reason: source or "
+    warning += f"translation at its limit of length); does {trained_run} suit {given}?"
+    err = capsys.readouterr().err
+    assert (warning in err, "translations are dropped" in err) == (count > 2, count > 2)
+
+
 def test_translations_that_reach_the_limit_are_dropped(
     tmp_path: Path, trained_run: Path, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
