@@ -13,17 +13,21 @@ def read_references(paths: list[Path]) -> list[list[str]]:
     """Read reference files of the same length; raises `UserError`, also if all lines are blank."""
     references = list[list[str]]()
     for path in paths:
-        references.append(read_aligned(path, references))
+        references.append(read_aligned(path, references, paths[0]))
         if all(map(is_blank, references[-1])):
             what = "all lines are blank" if references[-1] else "holds no lines"
             raise UserError(f"{path}: {what}; give a file of reference translations")
     return references
 
 
-def read_aligned(path: Path, references: list[list[str]]) -> list[str]:
-    """Read a file; raises `UserError` unless it matches the references line for line."""
+def read_aligned(
+    path: Path, references: list[list[str]], name: Path | str = "the reference"
+) -> list[str]:
+    """Read a file; raises `UserError` unless it matches the references line for line; `name` is
+    that of the first one.
+    """
     counts: Counter[str] = Counter()
-    return _checked(path, read_text_file(path, counts), counts, references)
+    return _checked(path, read_text_file(path, counts), counts, references, name)
 
 
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
@@ -63,11 +67,15 @@ def warn_of_swapped(
 
 
 def _checked(
-    path: Path, lines: list[str], counts: Counter[str], references: list[list[str]]
+    path: Path,
+    lines: list[str],
+    counts: Counter[str],
+    references: list[list[str]],
+    name: Path | str = "the reference",
 ) -> list[str]:
     warn_of_counts(counts)
     if references:
-        check_same_length(path, len(lines), "the reference", len(references[0]))
+        check_same_length(path, len(lines), name, len(references[0]))
     return lines
 
 
