@@ -89,15 +89,19 @@ def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int
     space before its text first.
     """
     limit = max_characters + 1
-    texts = decode_lines(_count_returns(lines, counts), counts)
+    texts = decode_lines(_count_odd(lines, counts), counts)
     return (text if len(text) <= limit else text.lstrip()[:limit] for text in texts)
 
 
-def _count_returns(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[bytes]:
-    """Yield the lines, and count those that another program may have ended at a carriage return."""
+def _count_odd(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[bytes]:
+    """Yield the lines; count those that another program may have ended at a carriage return, and
+    those with NUL characters, which a crash or another encoding may have left.
+    """
     for line in lines:
         if b"\r" in line:
             counts["lines with carriage returns inside, which end no line"] += 1
+        if b"\0" in line:
+            counts["lines with NUL characters, which may be damaged"] += 1
         yield line
 
 

@@ -307,6 +307,13 @@ def test_removed_and_replaced_characters_are_counted(
     assert found == stream(translator, "bavo \ufffd celu\nbavo\n\ufffd\n".encode())
 
 
+def test_nul_characters_are_warned_of(
+    translator: Translator, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream(translator, b"bavo \0\0celu\nbavo\n\0\n")
+    assert caplog.messages == ["lines with NUL characters, which may be damaged: 2"]
+
+
 def test_white_space_before_the_text_of_a_long_line_does_not_count(translator: Translator) -> None:
     blanks = b" " * (translator.loaded.max_characters(translator.loaded.max_source_length) + 1)
     assert stream(translator, blanks + b"bavo celu\n") == stream(translator, b"bavo celu\n")
