@@ -223,7 +223,13 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
             "lower it, or train further with a larger train.keep_checkpoints"
         )
     with _saving(output):
-        mean = replace(load(paths[-1]), weights=average(paths))
+        try:
+            mean = replace(load(paths[-1]), weights=average(paths))
+        except manifest.DamagedError:  # all were intact before
+            if gone := [path for path in paths if not path.exists()]:
+                text = "training has removed it meanwhile; run the same command again"
+                raise UserError(f"{gone[0]}: {text}") from None
+            raise
         output.parent.mkdir(parents=True, exist_ok=True)
         manifest.write_new_directory(output, partial(_fill, mean, None))
     return paths

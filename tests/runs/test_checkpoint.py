@@ -343,6 +343,26 @@ def test_weights_that_are_removed_while_they_are_opened_are_missing(
         checkpoint.load(path)
 
 
+def test_a_checkpoint_that_is_removed_before_it_is_averaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run", 10, 20)
+    first, last = layout.complete_checkpoints(run / "checkpoints")
+    load = checkpoint.load
+
+    def removing(path: Path) -> checkpoint.Snapshot:
+        shutil.rmtree(first, ignore_errors=True)  # after both were found intact
+        return load(path)
+
+    monkeypatch.setattr(checkpoint, "load", removing)
+    expected = f"^{first}: training has removed it meanwhile; run the same command again$"
+    with pytest.raises(UserError, match=expected):
+        checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)
+    assert sorted(tmp_path.iterdir()) == [run]
+    assert len(checkpoint.average_run(run, None, tmp_path / "mean", EVERY_10)) == 1
+    assert last.exists()
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     make_run(tmp_path / "new")
     make_run(tmp_path / "elsewhere", 1)
