@@ -4,10 +4,11 @@ In sound text, hardly any word with an accent also occurs without it. If a fract
 lost their accents, the same fraction of the occurrences of each word did.
 """
 
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from statistics import median
+from operator import itemgetter
 
 from mtrain.config.languages import FREQUENT, language_code
 from mtrain.corpus.language_identification import count_words
@@ -16,6 +17,9 @@ SAMPLE = 10_000  # texts, about, that are looked at
 MIN_COUNT = 10  # texts with a word
 MIN_WORDS, MAX_WORDS = 10, 50  # with accents, the most frequent ones
 MIN_KNOWN = 2  # this many frequent words of the language are enough if none has an accent left
+# Fraction of the words, those that occur most rarely without accents, that are counted: without
+# its accent, another word may be a different word.
+USUAL = 0.8
 
 # Letters without a decomposition in Unicode, and how texts in ASCII often spell letters.
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ı": "i", "æ": "ae", "œ": "oe"})
@@ -31,8 +35,8 @@ def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
     sample = texts[:: max(1, len(texts) // SAMPLE)]
     counts = count_words(sample)
     known = {word for word in FREQUENT.get(language_code(language), set()) if len(word) > 2}
-    results = [_lost(counts, known, spell) for spell in (_without_accents, _in_digraphs, _dropped)]
-    return max(results)
+    spellings = _without_marks, _without_accents, _in_digraphs, _dropped
+    return max(_lost(counts, known, spell) for spell in spellings)
 
 
 def _lost(counts: Counter[str], known: set[str], spell: Callable[[str], str]) -> tuple[float, str]:
@@ -45,18 +49,24 @@ def _lost(counts: Counter[str], known: set[str], spell: Callable[[str], str]) ->
         if is_spelling and total >= MIN_COUNT:
             found.append((total, counts[plain] / total, f"{plain} for {word}"))
     found = sorted(found, reverse=True)[:MAX_WORDS]
-    fractions = [fraction for _, fraction, _ in found]
-    least = MIN_KNOWN if set(fractions) == {1.0} else MIN_WORDS
+    least = MIN_KNOWN if all(fraction == 1 for _, fraction, _ in found) else MIN_WORDS
     if len(found) < least:
         return 0.0, ""
-    examples = (example for _, fraction, example in found if fraction)
-    return median(fractions), next(examples, "")
+    example = next((example for _, fraction, example in found if fraction), "")
+    usual = sorted(found, key=itemgetter(1))[: math.ceil(USUAL * len(found))]
+    lost = sum(total * fraction for total, fraction, _ in usual)
+    return lost / sum(total for total, _, _ in usual), example
+
+
+def _without_marks(word: str) -> str:
+    """Return a word without its accents, but with letters such as ß and ł."""
+    letters = unicodedata.normalize("NFD", word)
+    return "".join(char for char in letters if not unicodedata.combining(char))
 
 
 def _without_accents(word: str) -> str:
-    """Return a word without its accents."""
-    letters = unicodedata.normalize("NFD", word.translate(_LETTERS))
-    return "".join(char for char in letters if not unicodedata.combining(char))
+    """Return a word without its accents, in ASCII if possible."""
+    return _without_marks(word.translate(_LETTERS))
 
 
 def _in_digraphs(word: str) -> str:
