@@ -10,7 +10,7 @@ by `mtrain check`.
                their line
 6. subwords    many texts of a side are split into the pieces of another program
 7. spaces      texts of one side, or some of the pairs, have spaces before commas or periods
-8. style       only a part of the text is tokenized or lower-cased (`styles`)
+8. style       only a part of the text is tokenized, lower-cased or without final marks (`styles`)
 9. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """

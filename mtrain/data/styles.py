@@ -1,5 +1,5 @@
-"""Find text that was prepared in another way than the other training text: tokenized or
-lower-cased text among plain text, or the other way round.
+"""Find text that was prepared in another way than the other training text: tokenized, lower-cased
+or without its final marks among plain text, or the other way round.
 
 A scored set is compared with all training text of its language. In the training text itself, a
 part is found: consecutive texts, perhaps of several corpora, that differ from all others.
@@ -22,6 +22,7 @@ MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as ma
 MIN_PART = 200  # texts of a part; messages of one program may have fewer capital letters
 MIN_ROWS = 20  # of a corpus in a part; fewer at its ends may fit by chance
 MIN_WORDS = 4  # of a text that should have a capital letter
+MIN_HAN = 8  # Chinese characters of a text that should have spaces between words if others have
 # What a text adds to the score of a part if it has the style of the part, or not: the logarithm of
 # how much likelier that is at the fraction 1 - RARE than at COMMON.
 FITS, DIFFERS = math.log((1 - RARE) / COMMON), math.log(RARE / COMMON)
@@ -31,21 +32,26 @@ MARK = re.compile(r"\w ?[,.](?!\S)")
 _SENTENCE_END = regex.compile(
     r"(?!\p{Georgian})[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z"
 )
+_FINAL_MARK = regex.compile(r"[\p{Sentence_Terminal}\u2026][\p{P}\s]*\Z")
 _MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
+_SPACE_IN_HAN = regex.compile(r"\p{Han} \p{Han}")
+_HAN = regex.compile(r"\p{Han}")
 
 Languages = tuple[str, str]  # of source and target
 Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
+Text = tuple[str, str]  # with the text of the other side
 Owner = TypeVar("Owner")  # a corpus
 Flags = NDArray[np.bool_]
 
 
 class Style(NamedTuple):
     """What most texts of a language have, or nearly none. In parts, only those texts are compared
-    that are `telling`: they would have it if their part does.
+    that are `telling`: they would have it if their part does; in scored sets, too, if `always`.
     """
 
     has: Callable[[str], object]
-    is_telling: Callable[[str], object]
+    is_telling: Callable[[str, str], object]  # given the text of the other side, too
+    always: bool = False
 
 
 class OddPart(NamedTuple, Generic[Owner]):
@@ -62,7 +68,7 @@ def _has_capitals(text: str) -> bool:
     return text != text.lower()
 
 
-def _is_sentence(text: str) -> bool:
+def _is_sentence(text: str, other: str) -> bool:
     """Whether a text ends as a sentence, in a script that has capital letters."""
     return text.count(" ") >= MIN_WORDS - 1 and bool(_SENTENCE_END.search(text[-_MAX_END:]))
 
@@ -72,10 +78,22 @@ def _has_only_capitals(text: str) -> bool:
     return text.count(" ") > 1 and text == text.upper() != text.lower()
 
 
+def _has_final_mark(text: str) -> bool:
+    return _FINAL_MARK.search(text[-_MAX_END:]) is not None
+
+
 STYLES = {
-    "spaces before commas or periods": Style(SPACE_BEFORE_MARK.search, MARK.search),
+    "spaces before commas or periods": Style(
+        SPACE_BEFORE_MARK.search, lambda text, other: MARK.search(text)
+    ),
+    "spaces between Chinese characters": Style(
+        _SPACE_IN_HAN.search, lambda text, other: len(_HAN.findall(text)) >= MIN_HAN
+    ),
     "capital letters": Style(_has_capitals, _is_sentence),
     "capital letters only": Style(_has_only_capitals, _is_sentence),
+    "the final mark (. ! ?) of the other side": Style(
+        _has_final_mark, lambda text, other: _has_final_mark(other), always=True
+    ),
 }
 
 
@@ -86,27 +104,29 @@ def _group(languages: Languages, side: int) -> tuple[str, int]:
     return languages[side], side * (languages[0] == languages[1])
 
 
-def grouped_texts(parts: Iterable[tuple[Languages, Sides]]) -> dict[tuple[str, int], list[str]]:
+def grouped_texts(parts: Iterable[tuple[Languages, Sides]]) -> dict[tuple[str, int], list[Text]]:
     """Return the texts of all parts that are to be prepared alike, by language and side."""
-    result = defaultdict[tuple[str, int], list[str]](list)
+    result = defaultdict[tuple[str, int], list[Text]](list)
     for languages, sides in parts:
-        for side, texts in enumerate(sides):
-            result[_group(languages, side)] += texts
+        for side in (0, 1):
+            result[_group(languages, side)] += _texts_of(sides, side)
     return result
 
 
+def _texts_of(sides: Sides, side: int) -> Iterator[Text]:
+    """Return the texts of a side, each with that of the other side."""
+    return zip(sides[side], sides[1 - side], strict=True)
+
+
 def style_differences(
-    training: Mapping[tuple[str, int], Sequence[str]], languages: Languages, sides: Sides
+    training: Mapping[tuple[str, int], Sequence[Text]], languages: Languages, sides: Sides
 ) -> Iterator[str]:
-    """Yield a message for each side of a scored set that is tokenized or lower-cased, if the
-    training texts of its language are not, or the other way round; `training` is what
-    `grouped_texts` returns.
+    """Yield a message for each side of a scored set that is prepared in another way than the
+    training texts of its language; `training` is what `grouped_texts` returns.
     """
     for side, name in enumerate(("sources", "targets")):
-        texts = sides[side]
+        texts = list(_texts_of(sides, side))
         known = training.get(_group(languages, side), ())
-        if min(len(known), len(texts)) < MIN_STYLED:
-            continue
         for name_of_style, style in STYLES.items():
             here, there = _fraction(texts, style), _fraction(known, style)
             if min(here, there) <= RARE and max(here, there) >= COMMON:
@@ -116,10 +136,16 @@ def style_differences(
                 )
 
 
-def _fraction(texts: Sequence[str], style: Style) -> float:
-    """Return the fraction of texts that have a style, from evenly spaced ones."""
+def _fraction(texts: Sequence[Text], style: Style) -> float:
+    """Return the fraction of texts that have a style, from evenly spaced ones; NaN if there are
+    too few.
+    """
     looked_at = texts[:: max(1, len(texts) // MAX_STYLED)]
-    return sum(map(bool, map(style.has, looked_at))) / len(looked_at)
+    if style.always:
+        looked_at = [each for each in looked_at if style.is_telling(*each)]
+    if len(looked_at) < MIN_STYLED:
+        return math.nan
+    return sum(bool(style.has(text)) for text, _ in looked_at) / len(looked_at)
 
 
 def odd_parts(
@@ -128,16 +154,16 @@ def odd_parts(
     """Yield the parts of the training text that are prepared in another way than the other training
     texts of their language, which are at least as many. Each corpus has the numbers of its rows.
     """
-    groups = defaultdict[tuple[str, int], list[tuple[tuple[Owner, int], int, str]]](list)
+    groups = defaultdict[tuple[str, int], list[tuple[tuple[Owner, int], int, Text]]](list)
     for owner, languages, numbers, sides in corpora:
-        for side, texts in enumerate(sides):
-            rows = zip(numbers, texts, strict=True)
+        for side in (0, 1):
+            rows = zip(numbers, _texts_of(sides, side), strict=True)
             group = groups[_group(languages, side)]
             group += [((owner, side), number, text) for number, text in rows]
     for (group_key, all_rows), (name, style) in product(groups.items(), STYLES.items()):
         language, _ = group_key
-        telling = [row for row in all_rows if style.is_telling(row[2])]
-        has_style = np.array([bool(style.has(text)) for _, _, text in telling], bool)
+        telling = [row for row in all_rows if style.is_telling(*row[2])]
+        has_style = np.array([bool(style.has(text)) for _, _, (text, _) in telling], bool)
         for part, rest in _parts_of(has_style):
             here = has_style[part].mean()
             for (owner, side), own_rows in groupby(telling[part], itemgetter(0)):

@@ -23,8 +23,15 @@ PAIRS = list(phrasebook.pairs("train", 300))
 SENTENCES = [f"Here is sentence {row}, a plain one." for row in range(2000)]
 
 
+HAN = ["".join(chr(0x4E00 + (7 * row + 31 * n) % 5000) for n in range(12)) for row in range(2000)]
+
+
 def tokenized(text: str) -> str:
     return re.sub(r"(?=[.,])", " ", text)
+
+
+def without_mark(text: str) -> str:
+    return text.rstrip(".!?")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,12 @@ def tokenized(text: str) -> str:
             (str, str.upper),
             ["100% of the targets have capital letters only, but 0% of the training texts in de"],
         ),
+        (
+            (str, str),
+            (without_mark, str),
+            ["0% of the sources have the final mark (. ! ?) of the other side, but 100% of the"],
+        ),
+        ((str, str), (without_mark, without_mark), []),  # such as titles
     ],
 )
 def test_a_scored_set_prepared_in_another_way_is_warned_of(
@@ -95,10 +108,10 @@ def test_a_scored_set_prepared_in_another_way_is_warned_of(
 Part = tuple[str, int, int, str]  # corpus, first and last row, beginning of the message
 
 
-def found(*corpora: list[str]) -> list[Part]:
-    """The odd parts of corpora that are copies of their English sides."""
+def found(*corpora: list[str], other: str = "x") -> list[Part]:
+    """The odd parts of corpora with these English sides, all of whose other sides are the same."""
     rows = [
-        (f"c{index}", ("en", "xx"), range(1, len(texts) + 1), (texts, ["?"] * len(texts)))
+        (f"c{index}", ("en", "xx"), range(1, len(texts) + 1), (texts, [other] * len(texts)))
         for index, texts in enumerate(corpora)
     ]
     parts = list(odd_parts(rows))
@@ -108,6 +121,7 @@ def found(*corpora: list[str]) -> list[Part]:
 
 LOWERED, SPACED = "0% of the sources have capital", "100% of the sources have spaces"[:30]
 RAISED = "100% of the sources have capit"
+UNMARKED = "0% of the sources have the fin"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +133,22 @@ def test_an_odd_part_is_found_to_the_row(
 ) -> None:
     texts = [*SENTENCES[:start], *map(change, SENTENCES[start:stop]), *SENTENCES[stop:]]
     assert found(texts) == [("c0", start + 1, stop, expected)]
+
+
+def test_a_part_without_the_final_marks_of_its_other_side_is_found() -> None:
+    bare = [without_mark(text) for text in SENTENCES]
+    texts = SENTENCES[:900] + bare[900:1200] + SENTENCES[1200:]
+    assert found(texts) == []  # the other sides have no marks either
+    assert found(texts, other="x?”") == [("c0", 901, 1200, UNMARKED)]
+    assert found(SENTENCES, [f"{text}…" for text in bare], other="x...") == []
+    assert found(bare, other="x.") == []  # as in Thai
+
+
+def test_a_part_with_spaces_between_chinese_characters_is_found() -> None:
+    spaced = [" ".join(re.findall("..", text)) for text in HAN]
+    assert found(HAN[:900] + spaced[900:1200] + HAN[1200:]) == [("c0", 901, 1200, SPACED)]
+    names = [f"{text[:3]} {text[3:6]}" for text in HAN[:500]]  # of persons, for example
+    assert found(HAN + names) == []
 
 
 def test_a_part_may_be_a_corpus_or_span_several() -> None:
