@@ -3,8 +3,8 @@ by `mtrain check`.
 
 1. sample      every n-th pair of the training text
 2. swap        in most or some pairs, the source looks like the target language and vice versa
-3. repetition  the same pair again and again; many different sources have the same target, or the
-               other way round
+3. repetition  the same pair again and again, perhaps with other numbers; many different sources
+               have the same target, or the other way round
 4. quotes      texts of a side are in double quotes, as in a table
 5. numbers     nearly all texts of one side begin with a number, or those of both with that of
                their line
@@ -45,12 +45,14 @@ from mtrain.runtime.log import progress_bar
 # Approximate number of pairs in the sample of all training text, and limit of its characters.
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
-# Number, and fraction of all different pairs, that may have the same text on a side.
-MIN_REPEATED, MAX_REPEATED = 20, 0.02
+# Number, and fraction of all different pairs, that may have the same text on a side; and letters of
+# a text whose numbers may differ.
+MIN_REPEATED, MAX_REPEATED, MIN_LETTERS = 20, 0.02, 4
 MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may have quotes or numbers
 MIN_CELLS = 5  # texts in double quotes that contain doubled quotes
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
 _NUMBER = re.compile(r"\s{0,9}[0-9]{1,9}\b")
+_DIGITS = re.compile(r"\d+")
 MAX_SHOWN_LENGTH = 60  # characters
 # Fraction of the texts of one side that may have spaces before commas or periods; and in a mixture,
 # smallest fraction of the pairs with such spaces, and of those without.
@@ -194,18 +196,29 @@ def mix_ups_of(
 def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
     """Yield a message if many pairs are the same, or if the same text of a side occurs with many
     different texts of the other, for instance the error message of a program that failed to
-    translate.
+    translate. Numbers within texts may differ.
     """
-    counts = Counter(zip(sources, targets, strict=True))
+    forms = (map(_without_numbers, texts) for texts in (sources, targets))
+    counts = Counter(zip(*forms, strict=True))
     for pair, count in counts.most_common(1):
         if count > max(MIN_REPEATED, MAX_REPEATED * len(sources)):
-            shown = " | ".join(shorten_text(text, MAX_SHOWN_LENGTH) for text in pair)
+            shown = _with_note(" | ".join(shorten_text(form, MAX_SHOWN_LENGTH) for form in pair))
             yield f"{count / len(sources):.0%} of the pairs are the same pair: {shown}"
     for side, name in enumerate(("source", "target")):
-        for text, count in Counter(pair[side] for pair in counts).most_common(1):
+        for form, count in Counter(pair[side] for pair in counts).most_common(1):
             if count > max(MIN_REPEATED, MAX_REPEATED * len(counts)):
-                shown = shorten_text(text, MAX_SHOWN_LENGTH)
+                shown = _with_note(shorten_text(form, MAX_SHOWN_LENGTH))
                 yield f"{count / len(counts):.0%} of the different pairs have the {name}: {shown}"
+
+
+def _without_numbers(text: str) -> str:
+    """Return a text with # in place of each number, unless it has few letters, as dates have."""
+    return _DIGITS.sub("#", text) if sum(map(str.isalpha, text)) >= MIN_LETTERS else text
+
+
+def _with_note(forms: str) -> str:
+    """Explain the marks of numbers in the forms of texts."""
+    return f"{forms} (# stands for any number)" if "#" in forms else forms
 
 
 def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
