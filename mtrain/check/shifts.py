@@ -1,11 +1,14 @@
 """Find stretches of a corpus in which the lines of one side are shifted or shuffled, in one pass.
 
-A running sum of the evidence against the pairs rises in such a stretch, and falls after it. If most
-of the text is shifted, words give no evidence, and the lengths of the sides tell the distance.
+A running sum of the evidence against the pairs rises in such a stretch, and falls after it. Where
+words match badly, it falls also within a stretch; once the distance of the sides is known, the sum
+continues with the evidence for this distance against none. If most of the text is shifted, words
+give no evidence, and the lengths of the sides tell the distance.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from operator import attrgetter
 
 import numpy as np
@@ -21,6 +24,7 @@ MIN_EVIDENCE = 15.0  # nats against a stretch that is reported
 END_DROP = 10.0  # nats by which the sum falls below its maximum after a stretch
 MAX_SHIFT = 10  # lines
 MIN_SHIFT_GAIN = 10.0  # nats by which a shifted side must match better
+MAX_GAP = 0.5  # rows between stretches that are one, as a fraction of the shorter stretch
 MIN_PAIRS = 40  # of a reported stretch that matches at no shift
 # Smallest evidence against such a stretch, in nats per pair, and largest by which it may match
 # better than at other shifts: sound lists of names give less evidence, or match better.
@@ -32,53 +36,89 @@ MAX_RATIO, MIN_WHOLE = 1.5, 0.9
 
 
 @dataclass
-class Stretch:
-    """Rows `start` to `end`, whose sides do not match. `end` is where the sum of the evidence
-    against the rows, in nats, is largest: rows are added until the sum has fallen again.
+class Rows:
+    """Rows `start` to `end`. The targets are `distance` lines behind their sources, ahead of them
+    if it is negative; 0 if the distance is not known.
     """
 
     start: int
     end: int = 0
+    distance: int = 0
+    # misfits, pairs that were reported one by one, before the rows, and up to `end`
+    misfits_before: int = 0
+    misfits_until: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Number of rows."""
+        return self.end - self.start + 1
+
+    @property
+    def misfits(self) -> int:
+        """Number of misfits in the rows."""
+        return self.misfits_until - self.misfits_before
+
+
+@dataclass
+class Stretch(Rows):
+    """Rows whose sides do not match, by words. `end` is where the sum of the evidence against the
+    rows, in nats, is largest: rows are added until the sum has fallen again.
+    """
+
     max_sum: float = 0.0
-    misfits: int = 0  # pairs up to `end` that were reported one by one
-    # up to the latest row that was added
-    sum: float = 0.0
-    added_misfits: int = 0
+    sum: float = 0.0  # up to the latest row that was added
     # evidence for the rows with the targets -MAX_SHIFT to MAX_SHIFT lines behind their sources
     shifted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * MAX_SHIFT + 1))
 
-    def add(self, row: int, nats: float, *, is_misfit: bool) -> bool:
-        """Add a row, with the evidence against it. Return whether the stretch now ends with it."""
+    def add(self, row: int, nats: float, misfits_until: int) -> bool:
+        """Add a row, with the evidence against it and the number of misfits up to it. Return
+        whether the stretch now ends with this row.
+        """
         self.sum += nats
-        self.added_misfits += int(is_misfit)
         if self.sum <= self.max_sum:
             return False
-        self.end = row
-        self.max_sum = self.sum
-        self.misfits = self.added_misfits
+        self.end, self.max_sum, self.misfits_until = row, self.sum, misfits_until
         return True
+
+    def go_on(self) -> None:
+        """Go on after `end` at the best distance."""
+        self.distance, self.sum = self.best_distance, self.max_sum
 
     @property
     def is_over(self) -> bool:
         """Whether the rows after `end` match, so that the stretch does not go on."""
         return self.sum <= 0 or self.sum < self.max_sum - END_DROP
 
-
-@dataclass
-class Run:
-    """Rows whose sides have one distance, by their lengths."""
-
-    start: int
-    end: int
-    distance: int
-    misfits_before: int  # in the rows before `start`
-    misfits: int = 0
-    reported: int = 0  # rows of stretches that were reported
+    @property
+    def best_distance(self) -> int:
+        """The distance at which the rows match best; 0 if it is not certain."""
+        best = int(np.argmax(self.shifted))
+        is_certain = self.shifted[best] >= max(0, self.shifted[MAX_SHIFT] + MIN_SHIFT_GAIN)
+        return best - MAX_SHIFT if self.max_sum >= MIN_EVIDENCE and is_certain else 0
 
     @property
-    def pairs(self) -> int:
-        """Number of rows."""
-        return self.end - self.start + 1
+    def is_shuffled(self) -> bool:
+        """Whether the rows are many and match no better unshifted than at other distances."""
+        gain = self.shifted[MAX_SHIFT] - np.median(np.delete(self.shifted, MAX_SHIFT))
+        is_long = self.pairs >= MIN_PAIRS and self.max_sum >= MIN_NATS_PER_PAIR * self.pairs
+        return bool(is_long and gain < MAX_UNSHIFTED_GAIN * self.pairs)
+
+    def is_one_with(self, later: "Stretch") -> bool:
+        """Whether few rows are between this stretch and a later one at the same distance."""
+        gap = later.start - self.end - 1
+        is_small = gap <= MAX_GAP * min(self.pairs, later.pairs)
+        return self.distance == later.distance and is_small
+
+    def joined(self, later: "Stretch") -> "Stretch":
+        """Return this stretch, a later one, and the rows between them."""
+        return replace(self, end=later.end, misfits_until=later.misfits_until)
+
+
+@dataclass
+class Run(Rows):
+    """Rows whose sides have one distance, by their lengths."""
+
+    stretches: list[Stretch] = field(default_factory=list)  # at this distance, by words
 
 
 class Shifts:
@@ -87,7 +127,8 @@ class Shifts:
     def __init__(self, associations: Associations, findings: Findings) -> None:
         self.associations, self.findings = associations, findings
         self.open: Stretch | None = None
-        # of the stretches that were reported: first and last rows, pairs, and misfits
+        self.closed: list[Stretch] = []
+        # of all that was reported: first and last rows, pairs, and misfits
         self.stretches: list[tuple[int, int]] = []
         self.pairs = self.misfits = 0
         self.runs: list[Run] = []
@@ -97,40 +138,61 @@ class Shifts:
         """Process the next pairs, with the evidence, in nats, that each is a translation, and
         whether it was reported as a misfit.
         """
-        self._add_runs(chunk, misfit)
-        against = np.clip(-evidence, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR)
-        start = stop = 0  # the part of the chunk that belongs to the open stretch
-        for index, (nats, is_misfit) in enumerate(zip(against.tolist(), misfit, strict=True)):
+        misfits = (self.all_misfits + np.append(0, np.cumsum(misfit))).tolist()  # before each row
+        self.all_misfits = misfits[-1]
+        self._add_runs(chunk, misfits)
+        against = cache(partial(self._against, chunk, evidence))
+        index = start = stop = 0  # from `start` to `stop`: the part that the open stretch has
+        while index < len(chunk):
+            row, nats = chunk.numbers[index], against(self.open.distance if self.open else 0)[index]
+            if self.open is None and nats > 0:
+                self.open, start = Stretch(row, misfits_before=misfits[index]), index
+            index += 1
             if self.open is None:
-                if nats <= 0:
-                    continue
-                self.open = Stretch(chunk.numbers[index])
-                start = index
-            if self.open.add(chunk.numbers[index], nats, is_misfit=is_misfit):
-                stop = index + 1
-            if self.open.is_over:
-                self._try_shifts(chunk, start, stop)
+                continue
+            if self.open.add(row, nats, misfits[index]):
+                stop = index
+            if not self.open.is_over:
+                continue
+            self._try_shifts(chunk, start, stop)
+            if not self.open.distance and self.open.best_distance:
+                self.open.go_on()
+                index = stop
+            else:
                 self._close()
         self._try_shifts(chunk, start, stop)
 
-    def _add_runs(self, chunk: Chunk, misfit: Mask) -> None:
-        """Continue the runs with the next pairs."""
-        misfits = self.all_misfits + np.append(0, np.cumsum(misfit))
-        self.all_misfits = int(misfits[-1])
+    def _against(self, chunk: Chunk, evidence: NDArray[np.float64], distance: int) -> list[float]:
+        """Return the evidence against each pair, in nats: that it is no translation or, if the
+        distance is not 0, that the target at this distance is; 0 if that is not in the chunk.
+        """
+        against = -evidence
+        if distance:
+            src, tgt = chunk.words
+            rows = np.arange(len(chunk))
+            is_there = (rows >= -distance) & (rows < len(chunk) - distance)
+            against += self.associations.evidence(src, tgt.shifted(-distance))
+            against = np.where(is_there, against, 0.0)
+        clipped: list[float] = np.clip(against, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR).tolist()
+        return clipped
+
+    def _add_runs(self, chunk: Chunk, misfits: list[int]) -> None:
+        """Continue the runs with the next pairs, given the number of misfits before each."""
         before = self.runs[-1].distance if self.runs else 0
         for start, stop, distance in distances_of(chunk.lengths, before):
             if not self.runs or distance != self.runs[-1].distance:
                 row = chunk.numbers[start]
-                self.runs.append(Run(row, row, distance, int(misfits[start])))
+                self.runs.append(Run(row, row, distance, misfits[start]))
             run = self.runs[-1]
-            run.end = chunk.numbers[stop - 1]
-            run.misfits = int(misfits[stop]) - run.misfits_before
+            run.end, run.misfits_until = chunk.numbers[stop - 1], misfits[stop]
 
     def _try_shifts(self, chunk: Chunk, start: int, stop: int) -> None:
         """Add the evidence for a part of the open stretch with the targets shifted. Rows whose
         shifted target is not in the chunk count as unshifted.
         """
-        if self.open is None or self.open.max_sum < MIN_EVIDENCE or stop <= start:
+        if self.open is None or self.open.distance or self.open.max_sum < MIN_EVIDENCE:
+            return
+        if stop <= start:
             return
         first, last = max(0, start - MAX_SHIFT), min(len(chunk), stop + MAX_SHIFT)
         src, tgt = (words.part(first, last) for words in chunk.words)
@@ -143,51 +205,56 @@ class Shifts:
             self.open.shifted[index] += float(np.where(is_there, evidence, unshifted).sum())
 
     def _close(self) -> None:
-        """Close the open stretch. Report it if its sides match at another shift, or if it is long
-        and matches no better unshifted than at other shifts; but not if lengths say more of it.
-        """
+        """Close the open stretch. Keep it if its sides match at a distance, or seem shuffled."""
         stretch, self.open = self.open, None
         if stretch is None or stretch.max_sum < MIN_EVIDENCE:
             return
-        best, distance = int(np.argmax(stretch.shifted)), 0
-        unshifted = stretch.shifted[MAX_SHIFT]
-        others = np.delete(stretch.shifted, MAX_SHIFT)
-        pairs = stretch.end - stretch.start + 1
-        is_long = pairs >= MIN_PAIRS and stretch.max_sum >= MIN_NATS_PER_PAIR * pairs
-        if stretch.shifted[best] >= max(0, unshifted + MIN_SHIFT_GAIN):
-            distance = best - MAX_SHIFT
-        elif not is_long or unshifted - np.median(others) >= MAX_UNSHIFTED_GAIN * pairs:
+        stretch.distance = stretch.distance or stretch.best_distance
+        if not stretch.distance and not stretch.is_shuffled:
             return
-        middle = (stretch.start + stretch.end) // 2
-        index = bisect_right(self.runs, middle, key=attrgetter("start")) - 1
-        if index >= 0 and (run := self.runs[index]).distance and run.end >= middle:
-            is_same = distance == run.distance and pairs <= MAX_RATIO * run.pairs
-            if not is_same or index == 0:  # the first run may be the whole text
-                return
-            run.reported += pairs
-        self._report(stretch.start, stretch.end, distance)
-        self.misfits += stretch.misfits
+        if self.closed and self.closed[-1].is_one_with(stretch):
+            stretch = self.closed.pop().joined(stretch)
+        self.closed.append(stretch)
 
     def finish(self) -> None:
-        """Close the open stretch, and report the shifts that only lengths tell."""
+        """Close the open stretch, and report all stretches. Where lengths tell a distance, report
+        the stretches at this distance if they are most of the run, or else the run.
+        """
         self._close()
-        for run in self.runs:
-            if run.distance and run.reported < run.pairs / 2:
-                is_all = len(self.runs) == 1 and run.pairs >= MIN_WHOLE * self.findings.pairs
-                self._report(run.start, run.end, run.distance, is_all=is_all)
-                self.misfits += run.misfits
+        for stretch in self.closed:
+            middle = (stretch.start + stretch.end) // 2
+            index = bisect_right(self.runs, middle, key=attrgetter("start")) - 1
+            run = self.runs[index] if index >= 0 else Run(0)
+            if not run.distance or run.end < middle:
+                self._report(stretch)
+            elif run.distance == stretch.distance and stretch.pairs <= MAX_RATIO * run.pairs:
+                run.stretches.append(stretch)
+        for index, run in enumerate(self.runs):
+            # the first run may be the whole text
+            if index and sum(each.pairs for each in run.stretches) >= run.pairs / 2:
+                for stretch in run.stretches:
+                    self._report(stretch)
+            elif run.distance:
+                self._report(run)
 
-    def _report(self, start: int, end: int, distance: int, *, is_all: bool = False) -> None:
-        """Report rows at a distance, or shuffled if it is 0."""
+    def _report(self, rows: Rows) -> None:
+        """Report rows that are shifted, or shuffled if their distance is not known."""
         unit = self.findings.unit
-        text = f"to {end}: lines match no better than neighbouring ones; are they shuffled?"
-        extra = {"end": end}
-        if distance:
-            text = f"to {end}: targets are about {shift_text(distance, unit)}"
-            extra["distance"] = distance
-        example = self.findings.example(start, text, **extra)
-        if is_all:  # a message: longer than a line
-            example = replace(example, shown="", text=shifted_throughout(distance, unit))
+        text = f"to {rows.end}: lines match no better than neighbouring ones; are they shuffled?"
+        extra = {"end": rows.end}
+        if rows.distance:
+            text = f"to {rows.end}: targets are about {shift_text(rows.distance, unit)}"
+            extra["distance"] = rows.distance
+        example = self.findings.example(rows.start, text, **extra)
+        if (
+            len(self.runs) == 1
+            and rows is self.runs[0]
+            and rows.pairs >= MIN_WHOLE * self.findings.pairs
+        ):
+            # a message: longer than a line
+            text = shifted_throughout(rows.distance, unit)
+            example = replace(example, shown="", text=text)
         self.findings.add("slip", 1, [example])
-        self.stretches.append((start, end))
-        self.pairs += end - start + 1
+        self.stretches.append((rows.start, rows.end))
+        self.pairs += rows.pairs
+        self.misfits += rows.misfits

@@ -22,27 +22,30 @@ OTHER = 1000  # the word n + OTHER matches no source, and n least badly
 
 
 class Evidence:
-    """Stands for associations: `nats` for equal words, and against others."""
+    """Stands for associations: `nats` for equal words, and against others; none for the word 0."""
 
     def __init__(self, nats: float, against: float | None = None) -> None:
         self.nats, self.against = nats, nats if against is None else against
 
     def evidence(self, src: Words, tgt: Words) -> NDArray[np.float64]:
         against = np.where(src.hashes + np.uint64(OTHER) == tgt.hashes, self.against, self.nats)
-        return np.where(src.hashes == tgt.hashes, self.nats, -against)
+        nats = np.where(src.hashes == tgt.hashes, self.nats, -against)
+        return np.where(src.hashes * tgt.hashes == 0, 0.0, nats)
 
 
 def words(numbers: list[int]) -> Words:
     return Words.of(np.array(numbers, np.uint64), np.ones(len(numbers), np.int64))
 
 
-def look(targets: list[int], evidence: Evidence, size: int = 1000) -> Shifts:
-    """Look at `SOURCES` and their targets in chunks of a size."""
+def look(
+    targets: list[int], evidence: Evidence, size: int = 1000, sources: list[int] = SOURCES
+) -> Shifts:
+    """Look at sources and their targets in chunks of a size."""
     findings = Findings("data.train.0", TextCorpus(src="a", tgt="b"), Path(), 10)
     shifts = Shifts(evidence, findings)  # type: ignore[arg-type]
     for start in range(0, len(targets), size):
         lines = SOURCES[start : start + size]
-        sides = words(lines), words(targets[start : start + size])
+        sides = words(sources[start : start + size]), words(targets[start : start + size])
         texts = [""] * len(lines)
         nats = evidence.evidence(*sides)
         shifts.feed(Chunk(findings, lines, (texts, texts), sides, ({}, {})), nats, nats < 0)
@@ -50,16 +53,25 @@ def look(targets: list[int], evidence: Evidence, size: int = 1000) -> Shifts:
     return shifts
 
 
-def look_at_lengths(lengths: NDArray[np.int64], size: int = 1000) -> Shifts:
-    """Look at pairs of these lengths, of which words tell nothing; every tenth is a misfit."""
+def look_at_lengths(
+    lengths: NDArray[np.int64], size: int = 1000, known: range = range(0), distance: int = 0
+) -> Shifts:
+    """Look at pairs of these lengths; every tenth is a misfit. Words tell the distance of the known
+    rows, and nothing of others.
+    """
     findings = Findings("data.train.0", TextCorpus(src="a", tgt="b"), Path(), 10)
-    shifts = Shifts(Evidence(0.0), findings)  # type: ignore[arg-type]
+    evidence = Evidence(4.0)
+    shifts = Shifts(evidence, findings)  # type: ignore[arg-type]
     for start in range(0, len(lengths), size):
         rows = list(range(start + 1, min(start + size, len(lengths)) + 1))
         src, tgt = (["a" * n for n in side] for side in lengths[start : start + size].T.tolist())
-        chunk = Chunk(findings, rows, (src, tgt), (words(rows), words(rows)), ({}, {}))
+        sides = (
+            words([row if row in known else 0 for row in rows]),
+            words([row - distance if row - distance in known else 0 for row in rows]),
+        )
+        chunk = Chunk(findings, rows, (src, tgt), sides, ({}, {}))
         findings.pairs += len(rows)
-        shifts.feed(chunk, np.zeros(len(rows)), np.array(rows) % 10 == 0)
+        shifts.feed(chunk, evidence.evidence(*sides), np.array(rows) % 10 == 0)
     shifts.finish()
     return shifts
 
@@ -112,6 +124,30 @@ def test_a_stretch_ends_where_later_pairs_match() -> None:
         targets = moved(50, 89, 2)
         targets[89 + matching : 129] = moved(90 + matching, 129, -3)[89 + matching : 129]
         assert len(slips(look(targets, Evidence(4.0)))) == number
+
+
+@pytest.mark.parametrize("size", [75, 98, 1000])
+def test_a_shift_goes_on_where_lines_match_as_well_unshifted(size: int) -> None:
+    """Such as where neighbouring lines are the same."""
+    sources, targets = ([*side[:79], *[80] * 31, *side[110:]] for side in (SOURCES, SOURCES))
+    targets[49:150] = [*targets[52:150], *targets[49:52]]
+    shifts = look(targets, Evidence(4.0), size, sources)
+    assert slips(shifts) == [(50, 150, -3)]
+    assert shifts.misfits == sum(map(int.__ne__, sources, targets))
+
+
+@pytest.mark.parametrize(("matching", "number"), [(20, 1), (21, 2)])
+def test_stretches_at_one_distance_with_few_lines_between_them_are_one(
+    matching: int, number: int
+) -> None:
+    targets = moved(50, 89, 2)
+    targets[89 + matching : 129 + matching] = moved(90 + matching, 129 + matching, 2)[
+        89 + matching : 129 + matching
+    ]
+    shifts = look(targets, Evidence(4.0))
+    assert len(slips(shifts)) == number
+    assert slips(shifts)[-1][1] == shifts.stretches[-1][1] == 129 + matching
+    assert shifts.misfits == 80
 
 
 @given(st.integers(1, 4), st.booleans(), st.integers(0, 20), st.sampled_from([150, 200]))
@@ -189,3 +225,18 @@ def test_the_rows_that_are_shifted_are_known_by_their_lengths() -> None:
     assert shifts.pairs == sum(end - start + 1 for start, end, _ in (first, second))
     assert 140 <= shifts.misfits <= 155
     assert slips(look_at_lengths(np.stack((src, src), 1))) == []
+
+
+def test_stretches_that_words_tell_within_a_longer_one_are_not_reported() -> None:
+    src = np.random.default_rng(3).integers(5, 90, 4000)
+    tgt = src.copy()
+    tgt[1200:1700] = np.roll(tgt[1200:1700], 3)
+    lengths = np.stack((src, tgt), 1)
+    shifts = look_at_lengths(lengths)
+    assert shifts.stretches
+    known = look_at_lengths(lengths, known=range(1300, 1401), distance=3)
+    assert [(each.start, each.end, each.distance) for each in known.closed] == [(1303, 1400, 3)]
+    assert slips(known) == slips(shifts)
+    assert (known.pairs, known.misfits) == (shifts.pairs, shifts.misfits)
+    known = look_at_lengths(lengths, known=range(1210, 1691), distance=3)
+    assert slips(known) == [(1213, 1690, 3)]
