@@ -113,20 +113,20 @@ class Checker:
             for findings, group in groupby(rows, itemgetter(0)):
                 own_rows = map(itemgetter(1), group)
                 self.sample += chunks(findings, own_rows, self.characters)
-            profile = Profile(self.sample)
             by_languages = defaultdict[tuple[str, str], list[Chunk]](list)
             for part in self.sample:
                 by_languages[part.findings.languages].append(part)
-            for languages, parts in by_languages.items():
-                own_profile = profile if len(by_languages) == 1 else Profile(parts)
-                self.stop.check()
-                own_profile.report_corpora(self.config.data, languages)
-            self.stop.check()
-            self._find_odd_parts()
+            with self.stop.at_once():
+                profile = Profile(self.sample)
+                for languages, parts in by_languages.items():
+                    own_profile = profile if len(by_languages) == 1 else Profile(parts)
+                    own_profile.report_corpora(self.config.data, languages)
+                self._find_odd_parts()
             scored = self._check_sets(profile, bar)
             self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
-            for parts in by_languages.values():
-                report_mixture(parts, self.stop.check)  # once the other findings are known
+            with self.stop.at_once():
+                for parts in by_languages.values():
+                    report_mixture(parts)  # once the other findings are known
         for scored_set in scored:
             scored_set.report(self.config.data)
 

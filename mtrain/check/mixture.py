@@ -9,7 +9,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,12 +142,12 @@ def _numbers(values: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1]
 
 
-def report_mixture(sample: Sequence[Chunk], check_stop: Callable[[], None]) -> None:
+def report_mixture(sample: Sequence[Chunk]) -> None:
     """Report the corpora with a part of a side that is written differently from the rest of the
     sample, if no other finding explains it. All chunks must have the same languages.
     """
     src, tgt = ([text for chunk in sample for text in chunk.texts[side]] for side in (0, 1))
-    mixture = find_mixture(src, tgt, check_stop)
+    mixture = find_mixture(src, tgt)
     if mixture is None:
         return
     places = [(chunk, row) for chunk in sample for row in range(len(chunk))]  # of all texts
@@ -178,12 +178,8 @@ def _message(findings: Findings, part: list[tuple[Chunk, int]], side: int, fract
     )
 
 
-def find_mixture(
-    sources: Sequence[str], targets: Sequence[str], check_stop: Callable[[], None] = lambda: None
-) -> Mixture | None:
-    """Find a side of pairs of which a part, less than half, is written differently. `check_stop` is
-    called regularly, and may raise.
-    """
+def find_mixture(sources: Sequence[str], targets: Sequence[str]) -> Mixture | None:
+    """Find a side of pairs of which a part, less than half, is written differently."""
     compared = [
         index
         for index, pair in enumerate(zip(sources, targets, strict=True))
@@ -195,10 +191,7 @@ def find_mixture(
     models = [LetterModel([texts[index] for index in compared]) for texts in (sources, targets)]
     for side in (0, 1):
         model, other = models[side], models[1 - side]
-        groups = list[Mask]()
-        for start in _starts(model, other):
-            check_stop()
-            groups.append(_split(model, start, FIRST_ROUNDS))
+        groups = [_split(model, start, FIRST_ROUNDS) for start in _starts(model, other)]
         best = max(groups, key=lambda group: min(_gains(model, group)))
         group = _split(model, best, MORE_ROUNDS)
         gains, other_gains = _gains(model, group), _gains(other, group)

@@ -7,7 +7,8 @@ import re
 import shlex
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Thread
 from types import FrameType
@@ -36,7 +37,8 @@ SAME_REQUEST = 0.1
 class Stop:
     """A request to stop, by a signal or a time limit.
 
-    The signal handler only stores the request, since a save inside it could see an unfinished step.
+    The signal handler only stores the request, since a save inside it could see an unfinished step;
+    it raises the error only within `at_once`.
     At a second signal, a thread ends the process at once: a handler would run only after the
     current call into a library returns, which may take minutes.
     """
@@ -45,6 +47,7 @@ class Stop:
     started: float = 0.0
     step_seconds: float = 0.0  # duration of the last step, to announce how long a stop takes
     received: signal.Signals | None = None
+    is_at_once: bool = False  # whether the signal handler raises
 
     def install(self) -> None:
         """Install the signal handlers and start the clock."""
@@ -68,6 +71,8 @@ class Stop:
             text = f"\n{self.received.name}: saving after this step, in up to {seconds}\n"
             with suppress(OSError):
                 os.write(2, text.encode())  # `sys.stderr` may be in the middle of a write
+        if self.is_at_once:
+            self.check()
 
     @property
     def request(self) -> tuple[str, int] | None:
@@ -82,6 +87,18 @@ class Stop:
         """Raise `StoppedError` if a stop was requested."""
         if self.request is not None:
             raise stop_error(*self.request)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Raise `StoppedError` within a computation of several seconds, wherever a signal arrives:
+        nothing may be left unfinished by it, such as a file.
+        """
+        try:
+            self.is_at_once = True
+            self.check()
+            yield
+        finally:
+            self.is_at_once = False
 
 
 def stop_error(

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import signal
 import time
 import tracemalloc
 from collections import Counter
@@ -1100,6 +1101,21 @@ def test_processes_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatc
 def test_a_request_to_stop_is_heard(folder: Folder) -> None:
     stop = Stop(time_limit=1e-9, started=time.monotonic() - 1)
     with pytest.raises(StoppedError):
+        diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
+
+
+@pytest.mark.parametrize("step", ["Profile", "report_mixture"])
+def test_a_signal_stops_the_learning_of_what_is_normal_at_once(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    stop = Stop()
+
+    def learn(sample: list[Chunk]) -> None:
+        stop._on_signal(signal.SIGTERM, None)
+        pytest.fail("goes on")
+
+    monkeypatch.setattr(checker, step, learn)
+    with pytest.raises(StoppedError, match="SIGTERM"):
         diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
 
 

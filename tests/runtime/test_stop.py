@@ -67,6 +67,19 @@ def test_the_first_signal_is_the_reason() -> None:
         assert caught.value.exit_code == code
 
 
+def test_a_signal_raises_at_once_only_where_nothing_can_be_left_unfinished() -> None:
+    asked = Stop()
+    with asked.at_once():
+        pass
+    asked._on_signal(signal.SIGTERM, None)
+    with pytest.raises(StoppedError), asked.at_once():
+        pytest.fail("goes on")
+    asked = Stop()
+    with pytest.raises(StoppedError, match="stopped by SIGINT"), asked.at_once():
+        asked._on_signal(signal.SIGINT, None)
+    assert not asked.is_at_once
+
+
 def test_a_signal_without_a_terminal_to_announce_the_wait_on_is_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
