@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.chunks import Chunk, Mask, chunks, split_rows
+from mtrain.check.chunks import Chunk, chunks, split_rows
 from mtrain.check.faults import check_pairs, find_long_pairs
-from mtrain.check.findings import Findings
+from mtrain.check.findings import MISMATCHES, Findings
 from mtrain.check.mixture import report_mixture
 from mtrain.check.overlap import TRAIN, ScoredSet
 from mtrain.check.profile import MAX_WRONG, Profile, report_whole_text
@@ -60,7 +60,7 @@ class CheckedPart(NamedTuple):
 
     chunk: Chunk
     evidence: NDArray[np.float64]
-    misfit: Mask
+    mismatches: NDArray[np.bool_]
 
 
 class Checker:
@@ -188,10 +188,10 @@ class Checker:
         reading = reading_of(self.config, keep_blank=True, refuse=refuse)
         shifts = Shifts(profile.associations, findings)
         with closing(self._checked_parts(findings, profile, reading)) as parts:
-            for chunk, evidence, misfit in parts:
+            for chunk, evidence, mismatches in parts:
                 bar.update(len(chunk))
                 findings.include(chunk.findings)
-                shifts.feed(chunk, evidence, misfit)
+                shifts.feed(chunk, evidence, mismatches)
                 yield chunk
         shifts.finish()
         _remove_explained(findings, shifts)
@@ -257,18 +257,19 @@ def _check_part(
     part = findings.of_part()
     chunk = Chunk.of(part, rows, characters)
     part.pairs = len(chunk)
-    evidence, misfit = check_pairs(chunk, profile)
+    evidence, mismatches = check_pairs(chunk, profile)
     if part.is_train:
         is_long = find_long_pairs(chunk, tokenizer, max_length)
         part.usable = int((~chunk.blank.any(0) & ~is_long).sum())
         chunk.prepare()
-    return CheckedPart(chunk, evidence, misfit)
+    return CheckedPart(chunk, evidence, mismatches)
 
 
 def _remove_explained(findings: Findings, shifts: Shifts) -> None:
     """Remove findings of a corpus that another finding explains, or that may be due to chance."""
     # the reported stretches cover these rows, and say more
-    findings.remove_rows("misfit", shifts.stretches, shifts.misfits)
+    for kind, count in zip(MISMATCHES, shifts.mismatches.tolist(), strict=True):
+        findings.remove_rows(kind, shifts.stretches, count)
     findings.remove("third_language", below=max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
     findings.remove("marked", below=max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
     if shifts.pairs > MAX_WRONG * findings.pairs:

@@ -114,10 +114,10 @@ _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
 
-def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Mask]:
+def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Report faults of texts and pairs. Return the evidence, in nats, that the sides of each pair
-    are translations (0 for pairs with another finding), and whether each pair was reported as not
-    looking like a translation.
+    are translations (0 for pairs with another finding), and whether each pair was reported as each
+    of the `MISMATCHES`, shape (pairs, kinds).
     """
     _find_text_faults(chunk, profile)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
@@ -136,23 +136,20 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], Ma
         is_reported |= _find_third_languages(chunk, profile, is_reported)
     if profile.has_scripts:
         is_reported |= _find_other_scripts(chunk, profile, is_reported)
-    if profile.has_words:
-        distance, deviations = profile.ratio.distance(chunk.lengths)
-        odd = ~is_reported & (distance >= MIN_LOG_DISTANCE) & (deviations >= MIN_DEVIATIONS)
-        chunk.report("ratio", odd & (chunk.lengths.max(1) >= MIN_CHARACTERS), ranks=-deviations)
+    distance, deviations = profile.ratio.distance(chunk.lengths)
+    ratio = ~is_reported & (distance >= MIN_LOG_DISTANCE) & (deviations >= MIN_DEVIATIONS)
+    ratio &= profile.has_words & (chunk.lengths.max(1) >= MIN_CHARACTERS)
+    chunk.report("ratio", ratio, ranks=-deviations)
     evidence = np.zeros(len(chunk))
     if profile.has_associations:
         evidence = np.where(is_reported, 0.0, profile.associations.evidence(*chunk.words))
     longer = np.maximum(chunk.words[0].counts, chunk.words[1].counts)
     misfit = (evidence <= -profile.misfit_nats) & (evidence <= -MISFIT_NATS_PER_WORD * longer)
     chunk.report("misfit", misfit, ranks=evidence)
-    has_other_digits = np.array(list(map(_have_other_digits, *chunk.texts)), bool)
-    chunk.report(
-        "digits",
-        (evidence > 0) & has_other_digits,
-        ranks=chunk.lengths.sum(1).astype(float),  # the numbers of short texts are easily seen
-    )
-    return evidence, misfit
+    digits = np.array(list(map(_have_other_digits, *chunk.texts)), bool) & (evidence > 0)
+    # the numbers of short texts are easily seen
+    chunk.report("digits", digits, ranks=chunk.lengths.sum(1).astype(float))
+    return evidence, np.stack((misfit, ratio, digits), 1)
 
 
 def _have_other_digits(source: str, target: str) -> bool:

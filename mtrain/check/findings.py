@@ -76,7 +76,10 @@ KINDS: dict[str, tuple[str, str]] = {
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
 MAX_EXAMPLE_LENGTH = 300  # characters
-MAX_KEPT = 1000  # examples of "misfit" while rows are read, since `remove_rows` may remove some
+# Kinds that shifted lines cause, too, and the number of their examples that are kept while rows are
+# read, since `remove_rows` may remove some.
+MISMATCHES = ("misfit", "ratio", "digits")
+MAX_KEPT = 1000
 
 
 @dataclass(frozen=True, order=True)
@@ -240,7 +243,7 @@ class Findings:
 
     def max_kept(self, kind: str) -> int:
         """Return the largest number of examples of a kind to keep while rows are read."""
-        return MAX_KEPT if kind == "misfit" else self.max_examples
+        return MAX_KEPT if kind in MISMATCHES else self.max_examples
 
     def add_message(self, kind: str, text: str, *, is_allowed: bool = False) -> None:
         """Add a finding about the whole corpus."""

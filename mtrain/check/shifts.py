@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.associations import Associations
-from mtrain.check.chunks import Chunk, Mask
-from mtrain.check.findings import Findings
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import MISMATCHES, Findings
 from mtrain.corpus.misalignment import distances_of, shift_text, shifted_throughout
 
 MAX_NATS_PER_PAIR = 4.0  # for or against
@@ -34,6 +34,12 @@ MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
 # text that is shifted throughout, as windows at its ends may be unclear.
 MAX_RATIO, MIN_WHOLE = 1.5, 0.9
 
+Counts = NDArray[np.int64]  # of the rows that were reported one by one as each of the `MISMATCHES`
+
+
+def _none() -> Counts:
+    return np.zeros(len(MISMATCHES), np.int64)
+
 
 @dataclass
 class Rows:
@@ -44,9 +50,8 @@ class Rows:
     start: int
     end: int = 0
     distance: int = 0
-    # misfits, pairs that were reported one by one, before the rows, and up to `end`
-    misfits_before: int = 0
-    misfits_until: int = 0
+    mismatches_before: Counts = field(default_factory=_none)  # in all rows before these
+    mismatches_until: Counts = field(default_factory=_none)  # in all rows up to `end`
 
     @property
     def pairs(self) -> int:
@@ -54,9 +59,9 @@ class Rows:
         return self.end - self.start + 1
 
     @property
-    def misfits(self) -> int:
-        """Number of misfits in the rows."""
-        return self.misfits_until - self.misfits_before
+    def mismatches(self) -> Counts:
+        """Numbers of mismatches in the rows."""
+        return self.mismatches_until - self.mismatches_before
 
 
 @dataclass
@@ -70,14 +75,15 @@ class Stretch(Rows):
     # evidence for the rows with the targets -MAX_SHIFT to MAX_SHIFT lines behind their sources
     shifted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * MAX_SHIFT + 1))
 
-    def add(self, row: int, nats: float, misfits_until: int) -> bool:
-        """Add a row, with the evidence against it and the number of misfits up to it. Return
+    def add(self, row: int, nats: float, mismatches_until: Counts) -> bool:
+        """Add a row, with the evidence against it and the numbers of mismatches up to it. Return
         whether the stretch now ends with this row.
         """
         self.sum += nats
         if self.sum <= self.max_sum:
             return False
-        self.end, self.max_sum, self.misfits_until = row, self.sum, misfits_until
+        self.end, self.max_sum = row, self.sum
+        self.mismatches_until = mismatches_until.copy()  # not all of the chunk
         return True
 
     def go_on(self) -> None:
@@ -111,7 +117,7 @@ class Stretch(Rows):
 
     def joined(self, later: "Stretch") -> "Stretch":
         """Return this stretch, a later one, and the rows between them."""
-        return replace(self, end=later.end, misfits_until=later.misfits_until)
+        return replace(self, end=later.end, mismatches_until=later.mismatches_until)
 
 
 @dataclass
@@ -128,29 +134,32 @@ class Shifts:
         self.associations, self.findings = associations, findings
         self.open: Stretch | None = None
         self.closed: list[Stretch] = []
-        # of all that was reported: first and last rows, pairs, and misfits
+        # of all that was reported: first and last rows, pairs, and mismatches
         self.stretches: list[tuple[int, int]] = []
-        self.pairs = self.misfits = 0
+        self.pairs, self.mismatches = 0, _none()
         self.runs: list[Run] = []
-        self.all_misfits = 0  # in all rows so far
+        self.all_mismatches = _none()  # in all rows so far
 
-    def feed(self, chunk: Chunk, evidence: NDArray[np.float64], misfit: Mask) -> None:
+    def feed(
+        self, chunk: Chunk, evidence: NDArray[np.float64], mismatches: NDArray[np.bool_]
+    ) -> None:
         """Process the next pairs, with the evidence, in nats, that each is a translation, and
-        whether it was reported as a misfit.
+        whether it was reported as each of the mismatches, shape (pairs, kinds).
         """
-        misfits = (self.all_misfits + np.append(0, np.cumsum(misfit))).tolist()  # before each row
-        self.all_misfits = misfits[-1]
-        self._add_runs(chunk, misfits)
+        # in all rows before each pair, and before the next chunk, shape (pairs + 1, kinds)
+        counts: Counts = np.cumsum(np.concatenate((self.all_mismatches[None], mismatches)), 0)
+        self.all_mismatches = counts[-1]
+        self._add_runs(chunk, counts)
         against = cache(partial(self._against, chunk, evidence))
         index = start = stop = 0  # from `start` to `stop`: the part that the open stretch has
         while index < len(chunk):
             row, nats = chunk.numbers[index], against(self.open.distance if self.open else 0)[index]
             if self.open is None and nats > 0:
-                self.open, start = Stretch(row, misfits_before=misfits[index]), index
+                self.open, start = Stretch(row, mismatches_before=counts[index].copy()), index
             index += 1
             if self.open is None:
                 continue
-            if self.open.add(row, nats, misfits[index]):
+            if self.open.add(row, nats, counts[index]):
                 stop = index
             if not self.open.is_over:
                 continue
@@ -176,15 +185,15 @@ class Shifts:
         clipped: list[float] = np.clip(against, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR).tolist()
         return clipped
 
-    def _add_runs(self, chunk: Chunk, misfits: list[int]) -> None:
-        """Continue the runs with the next pairs, given the number of misfits before each."""
+    def _add_runs(self, chunk: Chunk, counts: Counts) -> None:
+        """Continue the runs with the next pairs, given the mismatches before each."""
         before = self.runs[-1].distance if self.runs else 0
         for start, stop, distance in distances_of(chunk.lengths, before):
             if not self.runs or distance != self.runs[-1].distance:
                 row = chunk.numbers[start]
-                self.runs.append(Run(row, row, distance, misfits[start]))
+                self.runs.append(Run(row, row, distance, counts[start].copy()))
             run = self.runs[-1]
-            run.end, run.misfits_until = chunk.numbers[stop - 1], misfits[stop]
+            run.end, run.mismatches_until = chunk.numbers[stop - 1], counts[stop].copy()
 
     def _try_shifts(self, chunk: Chunk, start: int, stop: int) -> None:
         """Add the evidence for a part of the open stretch with the targets shifted. Rows whose
@@ -257,4 +266,4 @@ class Shifts:
         self.findings.add("slip", 1, [example])
         self.stretches.append((rows.start, rows.end))
         self.pairs += rows.pairs
-        self.misfits += rows.misfits
+        self.mismatches += rows.mismatches
