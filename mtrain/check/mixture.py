@@ -61,11 +61,12 @@ Mask = NDArray[np.bool_]  # for each text
 @dataclass(frozen=True)
 class Mixture:
     """A part of a side that is written differently: the indices of its texts, the most different
-    first, and of all texts that were compared.
+    first, of the most different one of the other texts, and of all texts that were compared.
     """
 
     side: int
     part: list[int]
+    unlike: int
     compared: list[int]
 
 
@@ -159,22 +160,32 @@ def report_mixture(sample: Sequence[Chunk]) -> None:
         findings = part[0][0].findings
         fraction = len(part) / compared[name]
         if findings.count(*EXPLAINING_KINDS) < fraction * findings.pairs / 2:
-            findings.add_message("mixture", _message(findings, part, mixture.side, fraction))
+            text = _message(findings, part, places[mixture.unlike], mixture.side, fraction)
+            findings.add_message("mixture", text)
 
 
-def _message(findings: Findings, part: list[tuple[Chunk, int]], side: int, fraction: float) -> str:
+def _message(
+    findings: Findings,
+    part: list[tuple[Chunk, int]],
+    unlike: tuple[Chunk, int],
+    side: int,
+    fraction: float,
+) -> str:
     """Describe a part of a corpus, given the chunks and rows of its texts, the most different text
-    first.
+    first, and those of a text that is not in it.
     """
     numbers = sorted(chunk.numbers[row] for chunk, row in part)
     low, high = numbers[len(numbers) // 20], numbers[-1 - len(numbers) // 20]
-    chunk, row = part[0]
+    odd, usual = (
+        f"{chunk.findings.name_row(chunk.numbers[row], side)} "
+        f"({shorten_text(chunk.texts[side][row], MAX_SHOWN)})"
+        for chunk, row in (part[0], unlike)
+    )
     return (
         f"about {fraction:.1%} of the {('sources', 'targets')[side]} of {MIN_LENGTH} characters "
         f"and more, nearly all of them from {findings.name_row(low, side)} to {high}, such as "
-        f"{findings.name_row(chunk.numbers[row], side)} "
-        f"({shorten_text(chunk.texts[side][row], MAX_SHOWN)}): another encoding or "
-        "language, letters in reverse order, capital letters, or no text?"
+        f"{odd}, unlike {usual}: another encoding or language, other spaces, letters in reverse "
+        "order, capital letters, or no text?"
     )
 
 
@@ -197,7 +208,8 @@ def find_mixture(sources: Sequence[str], targets: Sequence[str]) -> Mixture | No
         gains, other_gains = _gains(model, group), _gains(other, group)
         if max(gains) >= MIN_GAIN and sum(gains) >= MIN_RATIO * sum(other_gains):
             order = np.argsort(-_gain(model, group), kind="stable")
-            return Mixture(side, [compared[row] for row in order if group[row]], compared)
+            part, others = ([compared[row] for row in order if own[row]] for own in (group, ~group))
+            return Mixture(side, part, others[0], compared)
     return None
 
 
