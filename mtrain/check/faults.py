@@ -95,6 +95,10 @@ _SIGN_IN_WORD = regex.compile(
     r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff\uff00-\uffef\ufffc\ufffd]]"
     r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])(?<!\b[nN]º|º(?=s\b))"
 )
+# Letters of other scripts in a word of a text in Latin letters that was read in their code page,
+# such as "f眉r" for "für" (GBK).
+_EASTERN = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Hebrew}\p{Arabic}]"
+_EASTERN_IN_WORD = regex.compile(rf"(?<=\p{{Latin}}){_EASTERN}|{_EASTERN}(?=\p{{Latin}})")
 # Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7.
 _ESCAPED = re.compile(
     r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
@@ -319,10 +323,12 @@ def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) 
 def _find_text_faults(chunk: Chunk, profile: Profile) -> None:
     """Report faults of single texts."""
     for side, texts in enumerate(chunk.texts):
-        is_rtl = text_direction(chunk.findings.languages[side]) == "rtl"
+        language = chunk.findings.languages[side]
+        is_rtl = text_direction(language) == "rtl"
+        is_latin = profile.usual_scripts(side, language) == {"LATIN"}
         first: dict[str, NDArray[np.int64]] = {}  # position of each kind in each text, or -1
         for row, text in enumerate(texts):
-            for kind, position in _faults(text, side, profile, is_rtl=is_rtl):
+            for kind, position in _faults(text, side, profile, is_rtl=is_rtl, is_latin=is_latin):
                 if position is not None:
                     first.setdefault(kind, np.full(len(texts), -1))[row] = position
         for kind, positions in first.items():
@@ -330,10 +336,10 @@ def _find_text_faults(chunk: Chunk, profile: Profile) -> None:
 
 
 def _faults(
-    text: str, side: int, profile: Profile, *, is_rtl: bool
+    text: str, side: int, profile: Profile, *, is_rtl: bool, is_latin: bool
 ) -> Iterator[tuple[str, int | None]]:
     """Yield kinds of faults, and the position of the first of each in a text, or None. `is_rtl`:
-    whether the language runs from right to left.
+    whether the language runs from right to left; `is_latin`: whether its letters are Latin only.
     """
     if not text.isprintable() or _SEEMS_PRINTABLE.search(text):
         yield "control", _find(_CONTROL, text)
@@ -341,7 +347,7 @@ def _faults(
         yield "no_character", _find(_NO_CHARACTER, text)
     if not text.isascii():
         words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
-        yield "mojibake", _find_mojibake(text, words)
+        yield "mojibake", _find_mojibake(text, words, is_latin=is_latin)
         yield "decomposed", _find_decomposed(text)
         yield "presentation", _find(_PRESENTATION, text)
         yield "mixed_word", _find(_MIXED_WORD, words)
@@ -390,12 +396,14 @@ def _find_divided_word(text: str, side: int, profile: Profile) -> int | None:
     return None
 
 
-def _find_mojibake(text: str, words: str) -> int | None:
+def _find_mojibake(text: str, words: str, *, is_latin: bool) -> int | None:
     """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251, and signs in `words`, the
-    text without placeholders.
+    text without placeholders; in text in Latin letters also letters of other scripts in a word.
     """
     runs = (match.start() for match in _MOJIBAKE.finditer(text) if _is_mojibake(match))
     positions = [next(runs, None), _find(_WINDOWS_1251, text), _find(_SIGN_IN_WORD, words)]
+    if is_latin:
+        positions.append(_find(_EASTERN_IN_WORD, words))
     found = min((position for position in positions if position is not None), default=None)
     return _find_misread_utf8(text) if found is None else found
 

@@ -177,7 +177,7 @@ MISREAD = {
 # What is put into the middle of a line, by the kind of finding.
 ODD_TEXT = {
     "control": ["\0", "\r", "\u2028", "\x85", "\f", "\x07"],
-    "invisible": ["\u200b", "ไ\ufeff", "\u3164", "\u034f", "\u200e", " 中\u202e文 ", "\U000e0041"],
+    "invisible": ["\u200b", " ไ\ufeff", "\u3164", "\u034f", "\u200e", " 中\u202e文 ", "\U000e0041"],
     "no_character": ["\ufffd", "\ue123", "\uffff", "\U0001ffff", "\u0378"],
     "mojibake": [
         "Ã¼",
@@ -185,7 +185,7 @@ ODD_TEXT = {
         " РџСЂРёРІРµС‚ ",
         "日本".encode().decode("cp1252"),
         "ðŸ˜‚",
-        *(" fⁿr ", " M‰nner ", " by³o ", " gr▀ße ", " aºa "),
+        *(" fⁿr ", " M‰nner ", " by³o ", " gr▀ße ", " aºa ", " f眉r ", " 脺ber ", " gr枚脽e "),
         *(f" {text.encode().decode(code, 'ignore')} " for code, text in MISREAD.items()),
     ],
     "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
