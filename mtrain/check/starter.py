@@ -1,14 +1,16 @@
 """`mtrain init`: write a first config for a text, for its size and this machine."""
 
+import itertools
 import random
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import compress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import indent
 from typing import IO, Any
 
@@ -25,9 +27,10 @@ from mtrain.config.loading import parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
-from mtrain.corpus.lines import BLANK, MAX_INVALID, NOT_UTF8, Reading, is_blank
-from mtrain.corpus.readers import corpus_name, plain_forms, read_rows, scan
+from mtrain.corpus.lines import BLANK, DROPPED, MAX_INVALID, NOT_UTF8, Reading
+from mtrain.corpus.readers import Pair, corpus_name, read_pairs, scan
 from mtrain.corpus.tables import TextRow
+from mtrain.data.duplicates import find_unshared
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime.console import handling_write_errors
@@ -57,6 +60,7 @@ HEADER = """\
 """
 
 LINE_BREAKS = "line breaks replaced by spaces"
+COPIES = DROPPED + "copies of held-out pairs"
 NUMBER = re.compile("[0-9]{1,9}")  # of a column
 _LINE_BREAK = re.compile(r"\r\n?|\n")
 
@@ -202,8 +206,6 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
             held, left = _hold_out(corpus, size.pairs, count, sinks, reading)
             size = replace(size, pairs=left)
             train, valid = request.corpus_of(parts[0], parts[1]), (parts[2], parts[3])
-        else:
-            size = replace(size, pairs=size.pairs - reading.counts[BLANK])
         # splitting the text has dropped pairs that are not UTF-8
         drop_invalid = bool(reading.counts[NOT_UTF8]) and not parts
         text = render(request, size, train, valid, has_gpu=has_gpu, drop_invalid=drop_invalid)
@@ -291,28 +293,26 @@ def _split_files(request: Request) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in ("train", "valid") for suffix in suffixes]
 
 
-def _rows(corpus: Text, reading: Reading) -> Iterator[TextRow]:
-    """Yield the pairs that can be read, numbered from 1."""
-    for number, (_, src, tgt) in enumerate(read_rows(corpus, reading), 1):
+def _pairs(corpus: Text, reading: Reading) -> Iterator[Pair]:
+    """Yield the pairs that training would use; others are counted in `reading`."""
+    for pair in read_pairs(corpus, reading):
         reading.check_stop()
-        yield number, src, tgt
+        yield pair
 
 
 def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
     """Count the pairs, and measure a sample that is spread over the `rows`. Rows that training
-    drops, such as invalid UTF-8, are counted in `reading`; the pairs include those that are blank
-    on a side.
+    drops, such as invalid UTF-8, are not among the pairs, but counted in `reading`.
     """
     char_counts, words = Counter[str](), np.zeros(0, np.uint64)
     pairs, num_pairs, num_tokens, step = 0, 0, 0.0, max(1, rows // SAMPLE)
 
     def sample() -> Iterator[TextRow]:
         nonlocal pairs
-        for row in _rows(corpus, reading):
-            pairs = row[0]
-            reading.counts[BLANK] += is_blank(row[1]) or is_blank(row[2])
+        for pair in _pairs(corpus, reading):
+            pairs += 1
             if (pairs - 1) % step == 0:
-                yield row
+                yield pairs, *pair
 
     for chunk in chunks(Findings("", corpus, reading.root, 0), sample(), Characters()):
         num_pairs += len(chunk)
@@ -324,6 +324,8 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
         reason = "no text to learn from"
         if reading.counts[NOT_UTF8]:
             reason = "no pair is UTF-8 text on both sides; convert the files (iconv -f ENCODING)"
+        elif reading.counts[BLANK]:
+            reason += ": all pairs are blank on a side"
         raise UserError(f"{corpus_name(corpus)}: {reason}")
     counts = np.sort(np.array(list(char_counts.values())))[::-1]
     to_cover = TokenizerConfig().character_coverage * counts.sum()
@@ -336,59 +338,54 @@ def _hold_out(
 ) -> tuple[int, int]:
     """Split the text into a training set and a random validation set; write four open files: source
     and target of train, then of valid. Return the numbers of pairs held out and left to train on;
-    line breaks within texts of a table are counted in `reading`. Raises `UserError` if one of the
-    sets is empty.
+    copies of held-out pairs, which are left out, and line breaks within texts of a table are
+    counted in `reading`. Raises `UserError` if one of the sets is empty.
     """
     counts, reading, left = reading.counts, replace(reading, counts=Counter()), 0
-    train, valid = sinks[:2], sinks[2:]
-    held = choose(corpus, pairs, count, reading)
+    numbers = choose(corpus, pairs, count, reading)
+    held = set[Pair]()
     with progress_bar(pairs, "pair", "splitting") as bar:
-        for number, src, tgt in _rows(corpus, reading):
+        for number, pair in enumerate(_pairs(corpus, reading)):
             bar.update()
-            is_held = number in held
-            left += not (is_held or is_blank(src) or is_blank(tgt))
-            for sink, text in zip(valid if is_held else train, (src, tgt), strict=True):
+            if pair in held:
+                counts[COPIES] += 1
+                continue
+            if number in numbers:
+                held.add(pair)
+            else:
+                left += 1
+            for sink, text in zip(sinks[2:] if number in numbers else sinks[:2], pair, strict=True):
                 if isinstance(corpus, FileCorpus):
                     text, breaks = _LINE_BREAK.subn(" ", text)
                     counts[LINE_BREAKS] += breaks
                 sink.write(text.encode("utf-8") + b"\n")
     if not held or not left:
-        purpose = "learn from" if held else "validate on"
+        reason = "all pairs are copies of those held out for validation"
+        if not held:
+            reason = "no pair can be held out for validation: each shares a side with another"
         raise UserError(
-            f"{corpus_name(corpus)}: no pairs are left to {purpose}: all others are blank on a "
-            "side, invalid UTF-8, or share a side; add text, or name a set with --valid-src, "
+            f"{corpus_name(corpus)}: {reason}; add text, or name a set with --valid-src, "
             "--valid-tgt"
         )
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")
     if len(held) < count:
-        logger.warning("%s pairs were intended, but too few share no side with another", count)
+        text = "%s pairs were intended, but each of the others shares a side with another pair"
+        logger.warning(text, f"{count:,}")
     return len(held), left
 
 
-def _sides(rows: Iterable[TextRow]) -> Iterator[set[tuple[int, str]]]:
-    """Yield the two sides of each row without case, spaces and punctuation, as in `check`."""
-    forms = plain_forms(text for _, *pair in rows for text in pair)
-    for src, tgt in zip(forms, forms, strict=True):
-        yield {(0, src), (1, tgt)}
-
-
 def choose(corpus: Text, pairs: int, count: int, reading: Reading) -> set[int]:
-    """Draw at most `count` pairs by number: none is blank on a side, or shares a side with another
-    pair. The same text gives the same pairs.
+    """Draw `count` pairs by number, or all if there are fewer, of those that share no side with
+    another pair; of copies of a pair, the first can be drawn. The same text gives the same pairs.
     """
-    drawn = random.Random(1).sample(range(1, pairs + 1), min(pairs, 4 * count))
-    candidates = set(drawn)
-    found = [row for row in _rows(corpus, reading) if row[0] in candidates]
-    sides = list(_sides(found))
-    wanted = set[tuple[int, str]]().union(*sides)
-    counts = Counter(side for pair in _sides(_rows(corpus, reading)) for side in pair & wanted)
-    unique = {
-        number
-        for (number, *pair), forms in zip(found, sides, strict=True)
-        if not any(map(is_blank, pair)) and all(counts[side] == 1 for side in forms)
-    }
-    return set(islice(filter(unique.__contains__, drawn), count))
+    with TemporaryDirectory(prefix="mtrain-") as folder:
+        is_unshared = find_unshared(Path(folder), _pairs(corpus, reading), pairs)
+    total = int(is_unshared.sum())
+    # as many as version 0.1.0 drew, for the same pairs
+    drawn = set(random.Random(1).sample(range(total), min(total, 4 * count))[:count])
+    numbers = compress(itertools.count(), is_unshared)
+    return {number for rank, number in enumerate(numbers) if rank in drawn}
 
 
 def render(

@@ -1,7 +1,7 @@
-"""Find pairs that occur more than once in the training text, by 64-bit hashes in bounded memory.
+"""Find pairs and sides that occur more than once in a text, by 64-bit hashes in bounded memory.
 
-The last bits of a pair's hash choose one of many files, so that equal pairs are in the same file.
-Each file is sorted separately.
+The last bits of a hash choose one of many files, so that equal hashes are in the same file. Each
+file is sorted separately.
 """
 
 import hashlib
@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.corpus.readers import Pair
+from mtrain.corpus.lines import chunked
+from mtrain.corpus.readers import Pair, plain_forms
 from mtrain.runs import manifest
 from mtrain.runtime.errors import UserError
 
@@ -35,7 +36,7 @@ def write_repeats(
     duplicates = Duplicates(directory, size, "MTRAIN_CACHE")
     starts = [0]
     for pairs in corpora:
-        texts = (f"{len(src)} {src}{tgt}" for src, tgt in pairs)
+        texts = map(_joined, pairs)
         end = starts[-1]
         while len(hashes := text_hashes(islice(texts, CHUNK))):
             duplicates.add(hashes, np.arange(end, end + len(hashes), dtype=np.uint64))
@@ -49,6 +50,41 @@ def write_repeats(
     for number, (start, stop) in enumerate(pairwise(starts)):
         bits = is_repeat[start // 8 : stop // 8]
         np.save(directory / f"{number:05d}.npy", bits, allow_pickle=False)
+
+
+def find_unshared(directory: Path, pairs: Iterable[Pair], size: int) -> NDArray[np.bool_]:
+    """Whether each pair is the first of its copies, and no side of it occurs in another pair,
+    whatever its case, spaces and punctuation.
+
+    `size` is the approximate number of pairs; the hashes are stored in `directory` meanwhile.
+    Raises `UserError` if the disk is full.
+    """
+    folders = [directory / name for name in ("pairs", "sources", "targets")]
+    for folder in folders:
+        folder.mkdir()
+    copies, *sides = [Duplicates(folder, size) for folder in folders]
+    end = 0
+    for chunk in chunked(pairs, CHUNK):
+        numbers = np.arange(end, end := end + len(chunk), dtype=np.uint64)
+        copies.add(text_hashes(map(_joined, chunk)), numbers)
+        for side, texts in zip(sides, zip(*chunk, strict=True), strict=True):
+            side.add(text_hashes(plain_forms(texts)), numbers)
+    is_new = np.ones(end, bool)
+    for later, _ in copies.groups():
+        is_new[later] = False
+    is_unshared = is_new.copy()
+    for side in sides:
+        for later, first in side.groups():
+            is_other = is_new[later]  # among copies of the first pair alone, none is new
+            is_unshared[later[is_other]] = False
+            is_unshared[first[is_other]] = False
+    return is_unshared
+
+
+def _joined(pair: Pair) -> str:
+    """Return one text for a pair, different for different pairs."""
+    src, tgt = pair
+    return f"{len(src)} {src}{tgt}"
 
 
 def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:

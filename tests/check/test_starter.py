@@ -173,21 +173,24 @@ def test_the_steps_of_a_recipe_are_bounded(pairs: int, steps: int) -> None:
     assert recipe["train"]["save_every"] == {500: 10, 4000: 100, 50_000: 1250}[steps]
 
 
-def test_what_is_held_out_is_nowhere_in_train(tmp_path: Path, files: tuple[Path, Path]) -> None:
+def test_what_is_held_out_is_nowhere_in_train(
+    tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     output = tmp_path / "new" / "mine.yaml"
     found = write_config(request(files, output), Stop(), has_gpu=False)
-    assert found == {"pairs": 570, "held_out": 30, "tests": []}
+    assert found == {"pairs": 565, "held_out": 30, "tests": []}
+    assert "pairs dropped: copies of held-out pairs: 5" in caplog.messages
     config = load_config(output)
     train, valid = (
         [Path(path).read_text().splitlines() for path in (corpus.src, corpus.tgt)]
         for corpus in (config.data.train[0], config.data.valid)
     )
     assert len(valid[0]) == len(valid[1]) == 30
-    assert len(train[0]) == len(train[1]) == 570  # nothing is lost
     for learned, held in zip(train, valid, strict=True):
         assert not set(learned) & set(held)
-    original = set(made_up_pairs(600, 1, longest=9))
-    assert set(zip(*train, strict=True)) | set(zip(*valid, strict=True)) == original
+    held = set(zip(*valid, strict=True))
+    others = [pair for pair in made_up_pairs(600, 1, longest=9) if pair not in held]
+    assert list(zip(*train, strict=True)) == others  # nothing else is lost
     assert not list(tmp_path.rglob(".*"))
     again = tmp_path / "again" / "mine.yaml"
     write_config(request(files, again), Stop(), has_gpu=False)
@@ -363,22 +366,22 @@ def test_equal_languages_get_files_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("targets", "count", "message"),
+    ("pairs", "count", "message"),
     [
-        ([" "] * 30, 3, "no pairs are left to validate on"),
-        (["ja"] * 30, 3, "no pairs are left to validate on"),
-        (["ja", *[" "] * 9], 1, "no pairs are left to learn from"),
+        ([("no", " ")] * 30, 3, "no text to learn from: all pairs are blank on a side"),
+        ([("yes", "ja"), *[("no", "ja")] * 29], 3, "no pair can be held out for validation: each"),
+        ([("yes", "ja")] * 30, 3, "all pairs are copies of those held out for validation"),
         ([], 0, "no text to learn from"),
-        (["ma\udcdf"] * 30, 0, "no pair is UTF-8 text on both sides; convert the files"),
-        (["ja"] * 9, 0, "too few pairs to hold out a validation set: 9; add text"),
+        ([("no", "ma\udcdf")] * 30, 0, "no pair is UTF-8 text on both sides; convert the files"),
+        ([("yes", "ja")] * 9, 0, "too few pairs to hold out a validation set: 9; add text"),
     ],
 )
 def test_text_that_cannot_be_split_is_told(
-    tmp_path: Path, targets: list[str], count: int, message: str
+    tmp_path: Path, pairs: list[tuple[str, str]], count: int, message: str
 ) -> None:
     sides = (
-        write(tmp_path / "a.en", ["yes", *["no"] * len(targets)][: len(targets)]),
-        write(tmp_path / "a.de", targets),
+        write(tmp_path / "a.en", [src for src, _ in pairs]),
+        write(tmp_path / "a.de", [tgt for _, tgt in pairs]),
     )
     with pytest.raises(UserError, match=rf"a\.(en|de): {message}") as error:
         write_config(request(sides, tmp_path / "m.yaml", count), Stop(), has_gpu=False)
@@ -390,6 +393,7 @@ def test_text_that_cannot_be_split_is_told(
 def test_pairs_that_are_blank_on_a_side_are_told_and_not_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, hold_out: int
 ) -> None:
+    caplog.set_level("INFO", "mtrain")
     lines = [f"word{number}" for number in range(60)]
     sides = (
         write(tmp_path / "a.en", ["", *lines[1:]]),
@@ -401,6 +405,10 @@ def test_pairs_that_are_blank_on_a_side_are_told_and_not_counted(
     assert write_config(asked, Stop(), has_gpu=False)["pairs"] == 57 - hold_out
     assert f"\n# {57 - hold_out} pairs" in output.read_text()
     assert caplog.messages.count("pairs dropped: blank on a side: 3") == 1
+    if hold_out:
+        told = "held out 5 of 57 pairs for validation; no other pair shares a side"
+        assert told in caplog.messages
+        assert len((tmp_path / "m" / "train.en").read_text().split("\n")) == 52 + 1
 
 
 def test_unequal_sides_get_advice_that_needs_no_config_of_init(
@@ -431,14 +439,31 @@ def test_fewer_held_out_than_asked_for_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "mtrain")
-    lines = ["the same"] * 100 + [f"word{number}" for number in range(20)]
-    sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
+    words = [f"word{number}" for number in range(9)]
+    sides = (
+        write(tmp_path / "a.en", ["the same"] * 111 + words),
+        write(tmp_path / "a.de", [*map(str, range(111)), *words]),
+    )
     write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
-    warning = "12 pairs were intended, but too few share no side with another"
+    assert "held out 9 of 120 pairs for validation; no other pair shares a side" in caplog.messages
+    warning = "12 pairs were intended, but each of the others shares a side with another pair"
     assert caplog.messages.count(warning) == 1
-    valid = (tmp_path / "m" / "valid.en").read_text().split()
-    assert 0 < len(valid) < 12
-    assert all(line.startswith("word") for line in valid)
+    assert (tmp_path / "m" / "valid.en").read_text().split() == words
+
+
+def test_a_pair_and_its_copies_are_held_out_as_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [f"word{number}" for number in range(60)] * 2
+    sides = write(tmp_path / "a.en", lines), write(tmp_path / "a.de", lines)
+    found = write_config(request(sides, tmp_path / "m.yaml", 12), Stop(), has_gpu=False)
+    assert (found["pairs"], found["held_out"]) == (96, 12)
+    assert "pairs dropped: copies of held-out pairs: 12" in caplog.messages
+    train, valid = (
+        (tmp_path / "m" / f"{name}.de").read_text().split() for name in ("train", "valid")
+    )
+    assert (len(train), len(valid), len({*train, *valid})) == (96, 12, 60)
+    assert not set(train) & set(valid)
 
 
 def test_files_in_another_encoding_are_refused(tmp_path: Path) -> None:

@@ -166,6 +166,32 @@ def test_repeats_are_of_one_text(tmp_path: Path) -> None:
         duplicates.open_repeats(tmp_path / "r")
 
 
+@pytest.mark.parametrize("at_once", [7, 1 << 22])
+def test_pairs_whose_sides_stand_in_no_other_pair_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Against a plain comparison of all pairs."""
+    monkeypatch.setattr(duplicates, "AT_ONCE", at_once)
+    monkeypatch.setattr(duplicates, "CHUNK", 13)
+    draw = random.Random(1)
+    texts = [f"Word {number}{end}" for number in range(60) for end in ("", "", "", "!")]
+    pairs = [(draw.choice(texts), draw.choice(texts).upper()) for _ in range(40)]
+    pairs += [*draw.sample(pairs, 25), ("...", "???"), ("word 99", "word 98"), ("word9 9", "x")]
+    plain = [tuple("".join(filter(str.isalnum, t.lower())) or t for t in pair) for pair in pairs]
+    expected = [
+        pair not in pairs[:index]
+        and all(
+            other == pair or not (plain[index][0] == src or plain[index][1] == tgt)
+            for other, (src, tgt) in zip(pairs, plain, strict=True)
+        )
+        for index, pair in enumerate(pairs)
+    ]
+    copied = [pair for pair, is_found in zip(pairs, expected, strict=True) if is_found]
+    assert 0 < len(copied) < len(set(pairs))
+    assert any(pairs.count(pair) > 1 for pair in copied)
+    assert duplicates.find_unshared(tmp_path, pairs, len(pairs)).tolist() == expected
+
+
 # --- from a config ------------------------------------------------------------------------------
 
 
