@@ -44,9 +44,9 @@ SAMPLE = 20_000  # approximate number of pairs whose words and characters are co
 MAX_LOST = 0.2  # fraction of pairs that may be invalid UTF-8; else the encoding is another one
 MAX_HELD_OUT = 0.1  # fraction of the pairs
 MIN_HELD_OUT, DEFAULT_HELD_OUT = 200, 1000  # pairs, if no number is given
-# Names of validation and test sets next to the text, without language and compression; a
-# validation set may name its languages, as in `dev.de-en`.
-VALID, TEST = ("valid", "validation", "dev", "val"), r"test(?:[0-9_.+-][A-Za-z0-9_.+-]*)?"
+# Names of validation and test sets next to the text, in any case, without language and
+# compression; a validation set may name its languages, as in `dev.de-en`.
+VALID, TEST = ("valid", "validation", "dev", "val"), r"(?:news)?test(?:[0-9_.+-][a-z0-9_.+-]*)?"
 PAIR = r"(?:\.[a-z]{2,3}-[a-z]{2,3})?"
 
 HEADER = """\
@@ -140,6 +140,7 @@ def _suffix_of(path: Path) -> str:
 def with_found_sets(request: Request) -> Request:
     """Add sets from the folder of the text: a validation set, unless one is given or held out, and
     all test sets. Their sides have the suffixes of the text or, next to a table, of its languages.
+    Warn of files that lack the other side.
     """
     sides = request.src, request.tgt
     suffixes = [(_suffix_of(request.src), _suffix_of(request.tgt))]
@@ -147,10 +148,12 @@ def with_found_sets(request: Request) -> Request:
         suffixes.insert(0, (request.src_lang, request.tgt_lang))
     elif suffixes[0][0] == suffixes[0][1]:
         return request
-    found = dict[str, Sides]()
+    found, alone = dict[str, Sides](), dict[Path, str]()
     for pair in suffixes:
         src, tgt = (_find_sets(path, suffix) for path, suffix in zip(sides, pair, strict=True))
         found |= {name: (src[name], tgt[name]) for name in src if name in tgt}
+        for files, others, suffix in ((src, tgt, pair[1]), (tgt, src, pair[0])):
+            alone |= {files[name]: f"{name}.{suffix}" for name in files if name not in others}
     tests = {name: sides for name, sides in found.items() if _kind_of(name) not in VALID}
     valid = request.valid
     if valid is None and not request.hold_out:
@@ -158,18 +161,23 @@ def with_found_sets(request: Request) -> Request:
         valid = found[min(names, key=lambda name: VALID.index(_kind_of(name)))] if names else None
     for name, sides in {**({"validation": valid} if valid else {}), **tests}.items():
         logger.info("%s set: %s and %s", name, *sides)
+    given = [side.resolve() for side in request.valid or ()]
+    unused = {file: other for file, other in alone.items() if file.resolve() not in given}
+    if unused:
+        text = ", ".join(f"{file} (no {other})" for file, other in unused.items())
+        logger.warning("not used: %s", text)
     return replace(request, valid=valid, tests=tests)
 
 
 def _kind_of(name: str) -> str:
-    """Return the name of a set without its languages."""
-    return name.partition(".")[0]
+    """Return the name of a set in lower case, without its languages."""
+    return name.lower().partition(".")[0]
 
 
 def _find_sets(path: Path, suffix: str) -> dict[str, Path]:
     """Return the files of sets next to a text that have this suffix, by the name of the set."""
     suffixes = rf"\.{re.escape(suffix)}(\.txt)?(\.gz|\.zst)?"
-    pattern = re.compile(rf"((?:{'|'.join(VALID)}){PAIR}|{TEST}){suffixes}")
+    pattern = re.compile(rf"((?ai:(?:{'|'.join(VALID)}){PAIR}|{TEST})){suffixes}")
     matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
     sets = ((match[1], file) for match, file in matches if match and file.is_file())
     return {name: file for name, file in sets if not file.samefile(path)}

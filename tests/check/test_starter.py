@@ -226,6 +226,8 @@ def test_sets_in_the_same_folder_are_taken(
         assert isinstance(corpus, TextCorpus)
         sides = (str(tmp_path / f"{name}.en"), str(tmp_path / f"{name}.de.gz"))
         assert (corpus.src, corpus.tgt) == sides
+    alone = f"{tmp_path / 'test2.en'} (no test2.de), {tmp_path / 'test3.de'} (no test3.en)"
+    assert f"not used: {alone}" in caplog.messages
     assert f"validation set: {tmp_path / 'valid.en'} and {tmp_path / 'valid.de.gz'}" in caplog.text
     assert [line.strip() for line in caplog.messages[-2:]] == [
         f"next: mtrain check {output}",
@@ -242,6 +244,28 @@ def test_sets_in_the_same_folder_are_taken(
     asked = starter.with_found_sets(request(sides, output, 0))
     assert asked.valid == (tmp_path / "dev.de-en.en", tmp_path / "dev.de-en.de.gz")
     assert list(asked.tests) == ["test_2016_flickr"]
+
+
+def test_sets_have_names_in_any_case_or_those_of_news(tmp_path: Path) -> None:
+    for name in ("train", "Valid", "TEST_a", "newstest2016", "latest"):
+        for side in ("en", "de"):
+            write(tmp_path / f"{name}.{side}", ["one"])
+    sides = tmp_path / "train.en", tmp_path / "train.de"
+    asked = starter.with_found_sets(request(sides, tmp_path / "m.yaml", 0))
+    assert asked.valid == (tmp_path / "Valid.en", tmp_path / "Valid.de")
+    assert list(asked.tests) == ["TEST_a", "newstest2016"]
+
+
+def test_a_given_set_is_not_among_those_that_lack_a_side(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sides = write(tmp_path / "a.en", ["one"]), write(tmp_path / "a.de", ["eins"])
+    asked = request(sides, tmp_path / "m.yaml", 0)
+    valid = write(tmp_path / "valid.en", ["two"]), write(tmp_path / "zwei.txt", ["zwei"])
+    starter.with_found_sets(replace(asked, valid=valid))
+    assert caplog.messages == []
+    starter.with_found_sets(asked)
+    assert caplog.messages == [f"not used: {tmp_path / 'valid.en'} (no valid.de)"]
 
 
 def test_sets_whose_names_end_in_txt_are_taken(tmp_path: Path) -> None:
