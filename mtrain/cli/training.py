@@ -148,14 +148,15 @@ def _columns_of(
     src: Path, tgt: Path | None, columns: str | None, src_lang: str | None, tgt_lang: str | None
 ) -> tuple[str, str] | None:
     """Return the columns of a table, or the languages of a .tmx file; None for two files of text.
-    Raises `RefusedError` if they are missing for a table, or if columns are given for other files.
+    Raises `RefusedError` if they are missing for a table, or if columns are given for two files.
     """
-    from mtrain.config.corpora import table_kind  # pydantic takes a while
+    from mtrain.config.corpora import FileCorpus, table_kind  # pydantic takes a while
 
     kind = table_kind(str(src))
     if tgt is not None or not kind:
-        if columns is not None:
-            raise RefusedError("--columns: is for one file that ends in .tsv, .jsonl or .parquet")
+        if tgt is not None and columns is not None:
+            formats = FileCorpus.model_fields["file"].description
+            raise RefusedError(f"--columns: is for one table: {formats}; remove it for two files")
         return None
     if kind == "tmx" and columns is None and src_lang and tgt_lang:
         return src_lang, tgt_lang
@@ -175,17 +176,20 @@ def _columns_of(
 def _require_target(src: Path, tgt: Path | None) -> Path:
     """Return the target; raises `RefusedError` if it is missing, or if either file is a table."""
     from mtrain.config.advice import table_entry
-    from mtrain.config.corpora import table_kind
+    from mtrain.config.corpora import FileCorpus, table_kind
 
     if tgt is not None and not any(map(table_kind, map(str, (src, tgt)))):
         return tgt  # two .csv files are accepted: each may have a single column
-    text = "mtrain init: give two files, source and target, aligned by line, or one table"
+    formats = FileCorpus.model_fields["file"].description
+    text = f"give two files, source and target, aligned by line, or one table: {formats}"
     if tgt is None and src.suffix == ".csv":
         entry = table_entry(str(src))
         text += f"; for a .csv, write the config yourself, with its columns, in data.train: {entry}"
     elif src.is_dir():
         text += f"; {src} is a folder"
-    raise RefusedError(text)
+    elif tgt is None:
+        text = f"{src} is not a table in a format that mtrain reads; {text}"
+    raise RefusedError(f"mtrain init: {text}")
 
 
 def check(

@@ -323,6 +323,7 @@ def test_help_shows_the_choices(
 
 EMPTY = '{{"src":"{empty}","tgt":"{empty}"}}'
 LATIN = '{{"src":"{latin}","tgt":"{latin}"}}'
+TABLES = ".tsv, .jsonl or .tmx file, also with .gz or .zst, or a .parquet file"
 LARGE = '{{"generated":"phrasebook","split":"test","pairs":100000000}}'
 MISTAKES = [
     # usage and settings
@@ -366,15 +367,17 @@ MISTAKES = [
     ("train {run}", 2, ["is a run; give its config", "config.yaml"]),
     ("train {broken}/config.yaml", 2, ["is the config of the run in", "--set run_dir="]),
     ("check {src}", 2, ["is this a config?", "mtrain init"]),
-    ("init {src}", 2, ["give two files, source and target, aligned by line"]),
+    ("init {src}", 2, ["give two files, source and target, aligned by line, or one table"]),
+    ("init a.xlf --src-lang en --tgt-lang de", 2, ["a.xlf is not a table in a", TABLES]),
+    ("init a.json --columns en,de", 2, ["a.json is not a table in a format", TABLES]),
     ("init {tmp}/old.xz {src}", 1, ["old.xz: looks like xz; unpack it"]),
     ("init {tmp}/a.tsv.gz {src}", 2, ["give two files", "or one table"]),
     ("init {tmp}/a.tsv.gz", 2, ["a.tsv.gz is a table; add --columns 0,1"]),
     ("init {tmp}/a.parquet", 2, ["a.parquet is a table; add --columns en,de"]),
     ("init {tmp}/a.parquet --columns en", 2, ["--columns en: expected two columns; give --col"]),
     ("init {tmp}/a.tmx --src-lang en", 2, ["a.tmx is a table; add --src-lang en --tgt-lang de"]),
-    ("init {src} {ref} --columns 0,1", 2, ["--columns: is for one"]),
-    ("init {tmp}", 2, ["or one table; ", " is a folder"]),
+    ("init {src} {ref} --columns 0,1", 2, ["--columns: is for one table", TABLES]),
+    ("init {tmp}", 2, ["or one table: ", " is a folder"]),
     ("init {src} {tmp}/a.tmx", 2, ["give two files", "or one table"]),
     ("init {tmp}/a.csv", 2, ["give two files", "in data.train: {dataset: FOLDER, split: train"]),
     ("init {tmp}/none.en {tmp}/none.xyz", 1, ["none.en", "No such file"]),
