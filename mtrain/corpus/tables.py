@@ -32,7 +32,10 @@ from mtrain.runtime.errors import UserError, is_utf8
 
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
 QUOTED = "rows with quotes of CSV, which become part of the text (use JSON lines instead)"
-HEADER = "a first row that looks like names of columns (give them by name: src: {}, tgt: {})"
+HEADER = (
+    "a first row that looks like names of columns, and is one of the pairs (to leave it out, set "
+    "src: {0}, tgt: {1} in the config, or run mtrain init again with --columns {0},{1})"
+)
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
 _NAMES |= {"translation", "reference", "input", "output", *(n.lower() for n in NAMES.values())}
@@ -127,7 +130,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         if len(cells) != columns:
             count(OTHER_COLUMNS)
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
-            reading.counts[HEADER.format(cells[src].strip(), cells[tgt].strip())] += 1
+            reading.counts[HEADER.format(_name(cells[src]), _name(cells[tgt]))] += 1
         if '""' in line and any(_has_quotes(cells[column]) for column in (src, tgt)):
             count(QUOTED)
         yield number, cells[src], cells[tgt]
@@ -154,16 +157,24 @@ def _has_quotes(cell: str) -> bool:
 
 def _is_name(cell: str) -> bool:
     """Whether a cell looks like the name of a column."""
-    name = cell.strip()
+    name = _name(cell)
     is_code = language_error(name) is None and language_code(name) in NAMES
     return is_code or name.lower() in _NAMES
 
 
+def _name(cell: str) -> str:
+    """Return the name in a cell of the header, without spaces around it and quotes of CSV."""
+    name = cell.strip()
+    return name[1:-1].strip() if is_quoted_cell(name) else name
+
+
 def _column_index(name: str, header: list[str], path: Path) -> int:
     """Return the index of a named column; raises `UserError` for none or two."""
-    if header.count(name) == 1:
-        return header.index(name)
-    fault = "two columns" if name in header else "no column"
+    names = list(map(_name, header))
+    for each in (header, names):
+        if each.count(name) == 1:
+            return each.index(name)
+    fault = "two columns" if name in names else "no column"
     raise UserError(
         f"{path}:1: {fault} {name}; it has {join_names(header)}. If the columns have no names, "
         "give their numbers, from 0"
