@@ -390,7 +390,7 @@ def choose(corpus: Text, pairs: int, count: int, reading: Reading) -> set[int]:
     with TemporaryDirectory(prefix="mtrain-") as folder:
         is_unshared = find_unshared(Path(folder), _pairs(corpus, reading), pairs)
     total = int(is_unshared.sum())
-    # as many as version 0.1.0 drew, for the same pairs
+    # text without repetition gives the pairs of version 0.1.0, which drew four times as many
     drawn = set(random.Random(1).sample(range(total), min(total, 4 * count))[:count])
     numbers = compress(itertools.count(), is_unshared)
     return {number for rank, number in enumerate(numbers) if rank in drawn}
