@@ -1,6 +1,5 @@
 """`mtrain init`: write a first config for a text, for its size and this machine."""
 
-import itertools
 import random
 import re
 import shlex
@@ -8,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import indent
@@ -301,11 +299,15 @@ def _split_files(request: Request) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in ("train", "valid") for suffix in suffixes]
 
 
-def _pairs(corpus: Text, reading: Reading) -> Iterator[Pair]:
-    """Yield the pairs that training would use; others are counted in `reading`."""
-    for pair in read_pairs(corpus, reading):
-        reading.check_stop()
-        yield pair
+def _pairs(corpus: Text, reading: Reading, total: int, description: str) -> Iterator[Pair]:
+    """Yield the pairs that training would use, about `total`, with a progress bar of this
+    description; others are counted in `reading`.
+    """
+    with progress_bar(total, "pair", description) as bar:
+        for pair in read_pairs(corpus, reading):
+            reading.check_stop()
+            bar.update()
+            yield pair
 
 
 def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
@@ -317,7 +319,7 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
 
     def sample() -> Iterator[TextRow]:
         nonlocal pairs
-        for pair in _pairs(corpus, reading):
+        for pair in _pairs(corpus, reading, rows, "measuring"):
             pairs += 1
             if (pairs - 1) % step == 0:
                 yield pairs, *pair
@@ -352,21 +354,19 @@ def _hold_out(
     counts, reading, left = reading.counts, replace(reading, counts=Counter()), 0
     numbers = choose(corpus, pairs, count, reading)
     held = set[Pair]()
-    with progress_bar(pairs, "pair", "splitting") as bar:
-        for number, pair in enumerate(_pairs(corpus, reading)):
-            bar.update()
-            if pair in held:
-                counts[COPIES] += 1
-                continue
-            if number in numbers:
-                held.add(pair)
-            else:
-                left += 1
-            for sink, text in zip(sinks[2:] if number in numbers else sinks[:2], pair, strict=True):
-                if isinstance(corpus, FileCorpus):
-                    text, breaks = _LINE_BREAK.subn(" ", text)
-                    counts[LINE_BREAKS] += breaks
-                sink.write(text.encode("utf-8") + b"\n")
+    for number, pair in enumerate(_pairs(corpus, reading, pairs, "splitting")):
+        if pair in held:
+            counts[COPIES] += 1
+            continue
+        if number in numbers:
+            held.add(pair)
+        else:
+            left += 1
+        for sink, text in zip(sinks[2:] if number in numbers else sinks[:2], pair, strict=True):
+            if isinstance(corpus, FileCorpus):
+                text, breaks = _LINE_BREAK.subn(" ", text)
+                counts[LINE_BREAKS] += breaks
+            sink.write(text.encode("utf-8") + b"\n")
     if not held or not left:
         reason = "all pairs are copies of those held out for validation"
         if not held:
@@ -388,12 +388,12 @@ def choose(corpus: Text, pairs: int, count: int, reading: Reading) -> set[int]:
     another pair; of copies of a pair, the first can be drawn. The same text gives the same pairs.
     """
     with TemporaryDirectory(prefix="mtrain-") as folder:
-        is_unshared = find_unshared(Path(folder), _pairs(corpus, reading), pairs)
-    total = int(is_unshared.sum())
+        searched = _pairs(corpus, reading, pairs, "searching for repetition")
+        numbers = np.flatnonzero(find_unshared(Path(folder), searched, pairs))
     # text without repetition gives the pairs of version 0.1.0, which drew four times as many
-    drawn = set(random.Random(1).sample(range(total), min(total, 4 * count))[:count])
-    numbers = compress(itertools.count(), is_unshared)
-    return {number for rank, number in enumerate(numbers) if rank in drawn}
+    total = len(numbers)
+    drawn = random.Random(1).sample(range(total), min(total, 4 * count))[:count]
+    return set(numbers[drawn].tolist())
 
 
 def render(
