@@ -34,6 +34,11 @@ TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-meca
 UNSPACED = ("bo", "dz", "km", "lo", "my", "shn", "th")
 # Languages whose words the tokenizer 13a does not separate.
 UNSPLIT_BY_13A = ("ja", "ko", *UNSPACED)
+SCRIPT_NAMES = [
+    *("Latin", "Cyrillic", "Greek", "Arabic", "Devanagari", "Han", "Hiragana", "Katakana"),
+    *("Hangul", "Hebrew", "Armenian", "Bengali", "Ethiopic", "Georgian", "Gujarati", "Gurmukhi"),
+    *("Kannada", "Khmer", "Lao", "Malayalam", "Myanmar", "Sinhala", "Tamil", "Telugu", "Thai"),
+]
 
 
 def language_code(language: str) -> str:
@@ -69,3 +74,21 @@ def language_error(language: str) -> str | None:
     meant = names[near[0]] if near else ""
     advice = f"did you mean {meant}?" if meant else "write a code such as en or zh-TW"
     return f"{language}: not known as a language code (ISO 639); {advice}"
+
+
+def script_name(script: str) -> str:
+    """Return the name or code of a Unicode script, such as Latin, latin or Latn, as it is; raises
+    `ValueError` for another word.
+    """
+    import regex  # takes a while
+
+    try:
+        if not script.isidentifier():
+            raise regex.error("not a name")
+        regex.compile(rf"\p{{Script_Extensions={script}}}")
+    except regex.error:
+        near = get_close_matches(script.title(), SCRIPT_NAMES, n=1, cutoff=0.75)
+        names = f"use a name such as {', '.join(SCRIPT_NAMES[:8])} or {SCRIPT_NAMES[8]}"
+        advice = f"did you mean {near[0]}?" if near else names
+        raise ValueError(f"{script}: not a Unicode script; {advice}") from None
+    return script

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, ValidationError
+from pydantic import AfterValidator, Field, Tag, ValidationError
 
 from mtrain.config.corpora import (
     BY_TYPE,
@@ -23,7 +23,7 @@ from mtrain.config.corpora import (
     Section,
     Word,
 )
-from mtrain.config.languages import Tokenizer, tokenizer_for
+from mtrain.config.languages import Tokenizer, script_name, tokenizer_for
 from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
 
@@ -35,6 +35,7 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 MicroBatches = Annotated[int, Field(ge=1, le=1 << 16)]
 PositiveNumber = Annotated[float, Field(gt=0)]
+Script = Annotated[Word, AfterValidator(script_name)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")]
 
 
@@ -137,9 +138,9 @@ class FilterConfig(Section):
     """drop all but the first of equal pairs"""
     control: bool = False
     """drop pairs with control or private-use characters, line separators or U+FFFD"""
-    src_script: list[Word] = []
+    src_script: list[Script] = []
     """drop pairs whose source is not in these Unicode scripts, such as [Latin]; []: off"""
-    tgt_script: list[Word] = []
+    tgt_script: list[Script] = []
     """drop pairs whose target is not in these Unicode scripts, such as [Latin]; []: off"""
     script_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """smallest fraction of letters that must be in these scripts"""

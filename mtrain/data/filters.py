@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mtrain.config.schema import FilterConfig
 from mtrain.corpus.lines import CHARACTERS_PER_TOKEN, DROPPED
 from mtrain.corpus.readers import Pair
-from mtrain.runtime.errors import RefusedError
 
 FILTERS = 2  # version of the filters, a part of cache keys
 # Control characters other than tabs, line separators, surrogates, private use, noncharacters, and
@@ -75,7 +74,7 @@ class Selection:
 
     def text_checks(self) -> dict[str, Callable[[Pair], bool]]:
         """Return the text filters by the reason that is counted; each returns whether to drop a
-        pair. Raises `RefusedError` for an unknown script.
+        pair.
         """
         settings = self.filter
         checks = dict[str, Callable[[Pair], bool]]()
@@ -85,24 +84,16 @@ class Selection:
             checks["control or invalid characters"] = lambda pair: any(map(_CONTROL.search, pair))
         for side, name in enumerate(("src_script", "tgt_script")):
             if scripts := getattr(settings, name):
-                other_letters = _other_scripts(name, scripts)
+                other_letters = _other_scripts(scripts)
                 check = partial(_is_mostly_other, side, other_letters, settings.script_share)
                 checks[f"{name} is not {' or '.join(scripts)}"] = check
         return checks
 
 
-def _other_scripts(name: str, scripts: Iterable[str]) -> "regex.Pattern[str]":
-    """Return a pattern of letters of all other Unicode scripts; raises `RefusedError`."""
-    try:
-        if not all(script.isidentifier() for script in scripts):
-            raise regex.error("not a name")
-        wanted = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
-        return regex.compile(rf"(?V1)[\p{{L}}--[{wanted}]]")
-    except regex.error:
-        raise RefusedError(
-            f"filter.{name}: {', '.join(scripts)}: not Unicode scripts; use names such as "
-            "Latin, Cyrillic, Greek, Arabic, Devanagari, Han, Hiragana, Katakana or Hangul"
-        ) from None
+def _other_scripts(scripts: Iterable[str]) -> "regex.Pattern[str]":
+    """Return a pattern of letters of all other Unicode scripts."""
+    wanted = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
+    return regex.compile(rf"(?V1)[\p{{L}}--[{wanted}]]")
 
 
 def is_identical(pair: Pair) -> bool:

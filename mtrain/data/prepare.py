@@ -143,7 +143,6 @@ class Preparation:
         data = self.config.data
         for name in data.tokenizers:
             check_tokenizer(name)
-        self.selection.text_checks()  # raises for an unknown script, before text is read
         valid = [self.sets[key].sha256 for key in data.valid_keys]
         return {
             "train": [scan.sha256 for scan in self.scans],

@@ -11,7 +11,15 @@ from conftest import TinyConfig, Train, contents, run_mtrain, status
 from sacrebleu.metrics.bleu import BLEU
 
 from mtrain.config.changes import fixed_changes
-from mtrain.config.languages import MISTAKES, NAMES, Tokenizer, language_error, tokenizer_for
+from mtrain.config.languages import (
+    MISTAKES,
+    NAMES,
+    SCRIPT_NAMES,
+    Tokenizer,
+    language_error,
+    script_name,
+    tokenizer_for,
+)
 from mtrain.config.loading import load_config
 from mtrain.corpus.writing_systems import SCRIPTS
 from mtrain.runs import manifest
@@ -42,6 +50,11 @@ def test_no_code_is_guessed_from_nothing() -> None:
     for text in ("xx", "src", "x", "12", "français", "klingon-x"):
         assert str(language_error(text)).endswith("; write a code such as en or zh-TW")
     assert all(meant == "" or not language_error(meant) for meant in MISTAKES.values())
+
+
+def test_scripts_have_names_and_codes_in_any_case() -> None:
+    for name in (*SCRIPT_NAMES, "latin", "Latn", "HAN", "Old_Italic"):
+        assert script_name(name) == name
 
 
 def test_the_target_language_names_the_tokenizer() -> None:

@@ -21,7 +21,7 @@ from mtrain.data.filters import Selection
 from mtrain.data.prepare import Preparation, Prepared, weights_of
 from mtrain.runs import manifest
 from mtrain.runtime import log
-from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 
 Pair = tuple[str, str]
@@ -80,13 +80,6 @@ def test_filters_of_text(settings: dict[str, object], pairs: list[Pair], reason:
 def test_the_fraction_of_letters_decides(text: str, scripts: list[str], share: float) -> None:
     assert kept([(text, "x")], src_script=scripts, script_share=share) == ([(text, "x")], {})
     assert kept([("x", text)], tgt_script=["Latin"], script_share=0.6)[0] == []
-
-
-@pytest.mark.parametrize("name", ["Elvish", "Latin}", " "])
-def test_an_unknown_script_is_refused(tiny_config: TinyConfig, name: str) -> None:
-    config = load_config(tiny_config(), [f"filter.tgt_script=['{name}']"])
-    with pytest.raises(RefusedError, match=r"filter\.tgt_script: .*Latin, Cyrillic"):
-        prepared(config)
 
 
 # --- by length ----------------------------------------------------------------------------------
