@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus
+from mtrain.config.corpora import Corpus, FileCorpus, GeneratedCorpus, HubCorpus, TextCorpus
 from mtrain.config.languages import language_error
 from mtrain.config.schema import Config, DataConfig, TrainConfig
 from mtrain.runtime.log import logger
@@ -119,12 +119,29 @@ def new_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         text = "drops merges, which only tokenizer.model_type: bpe has; set that, or remove it"
         yield "train.subword_sampling", text
     for key, corpus in config.data.corpora.items():
+        if not isinstance(corpus, GeneratedCorpus) and not corpus.model:
+            yield from _same_sides(key, corpus)
         if corpus.tag and corpus.tag.isalnum():
             text = "%s.tag: %s becomes a piece wherever text contains it; did you mean <%s>?"
             logger.warning(text, key, corpus.tag, corpus.tag)
     for symbol in config.tokenizer.user_symbols:
         if len(symbol.split()) != 1:
             yield "tokenizer.user_symbols", SPACED.format(symbol)
+
+
+def _same_sides(key: str, corpus: TextCorpus | FileCorpus | HubCorpus) -> Iterator[tuple[str, str]]:
+    """Yield a conflict if both sides are the same column or file; warn of a file of training text,
+    since copies of text can be meant to be learned from.
+    """
+    if corpus.src != corpus.tgt:
+        return
+    if not isinstance(corpus, TextCorpus):
+        yield f"{key}.tgt", f"{corpus.tgt} is the source's column as well; give the translation's"
+    elif not key.startswith("data.train."):
+        yield f"{key}.tgt", f"{corpus.tgt} is the source's file as well; give the translation"
+    else:
+        text = "%s.tgt: %s is the source's file as well: the model learns to copy it; give the "
+        logger.warning(text + "translation unless this is intended", key, corpus.tgt)
 
 
 def _language_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:

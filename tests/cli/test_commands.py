@@ -138,6 +138,7 @@ def places(
         "ref": "".join(tgt + "\n" for _, tgt in pairs).encode(),
         "short": b"one\ntwo\n",
         "empty": b"",
+        "also_empty": b"",
         "latin": b"one\nzw\xf6lf\n",
         "plain.gz": b"not packed\n",
         "cut.gz": gzip.compress(b"lapo\n" * 500)[:-9],
@@ -321,8 +322,8 @@ def test_help_shows_the_choices(
 
 # --- errors -----------------------------------------------------------------------------------
 
-EMPTY = '{{"src":"{empty}","tgt":"{empty}"}}'
-LATIN = '{{"src":"{latin}","tgt":"{latin}"}}'
+EMPTY = '{{"src":"{empty}","tgt":"{also_empty}"}}'
+LATIN = '{{"src":"{latin}","tgt":"{short}"}}'
 TABLES = ".tsv, .jsonl or .tmx file, also with .gz or .zst, or a .parquet file"
 LARGE = '{{"generated":"phrasebook","split":"test","pairs":100000000}}'
 MISTAKES = [
@@ -1352,7 +1353,7 @@ def test_names_of_others_forge_no_line(tmp_path: Path) -> None:
     assert "\na\\x1b[2K " in done.stdout
     assert "\nb\\nc " in done.stdout
     (tmp_path / "c.yaml").write_text(
-        "run_dir: r\ndata: {src_lang: en, tgt_lang: de, valid: {src: ref, tgt: ref}, train: "
+        "run_dir: r\ndata: {src_lang: en, tgt_lang: de, valid: {src: ref, tgt: lost}, train: "
         '[{src: "ref", tgt: "a\\e[2K"}]}'
     )
     done = run_mtrain("check", "-c", "c.yaml", "--no-forecast", cwd=tmp_path)

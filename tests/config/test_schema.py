@@ -194,6 +194,9 @@ CORPORA_REFUSED = [
     ("{file: a.tmx, src: en, model: m}", "file: a .tmx file has both sides"),
     ("{file: a.tmx.gz, src: 0, tgt: de}", "file: codes such as en"),
     ("{file: a.tmx, src: en-us, tgt: en-US}", "tgt: en-US is the source's language"),
+    ("{file: a.tsv, src: 0, tgt: 0}", "tgt: 0 is the source's column as well; give"),
+    ("{file: a.parquet, src: a, tgt: a}", "tgt: a is the source's column as well"),
+    ("{dataset: ./x, split: s, src: a, tgt: a}", "tgt: a is the source's column as well"),
     ("{file: a.tsv, src: -1, tgt: 1}", "src: greater than or equal to 0 or a valid string"),
     ("{file: a.tsv, src: true, tgt: 1}", "src: integer or a valid string"),
     ("{file: a.tsv, src: 0}", "tgt: required, but missing (column of the target text"),
@@ -223,6 +226,7 @@ CHANGED = [
     ("tgt: v.de}", "tgt: v.de, weight: 2}", "6: data.valid.weight: works in data.train only"),
     ("{src: v.en, tgt: v.de}", "[]", "6: data.valid: at least 1 item got a list of 0"),
     ("{src: v.en, tgt: v.de}", "[{src: a, tgt: b}, {tgt: c}]", "6: data.valid.1.src: required"),
+    ("tgt: v.de}", "tgt: v.en}", "6: data.valid.tgt: v.en is the source's file as well; give the"),
     ("tgt: v.de}", "tgt: v.de, tag: <s>}", "6: data.valid.tag: <s> is a special piece"),
     ("tgt: v.de}", "tgt: v.de, tag: <0x41>}", "6: data.valid.tag: <0x41> is a special piece"),
     ("src_lang: en", "src_lang: no", '3: data.src_lang: write "no" in quotes'),
@@ -397,6 +401,15 @@ def test_equal_languages_are_noticed(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert caplog.text.count("data.tgt_lang: en is the source language, too;") == warnings
 
 
+def test_one_training_file_for_both_sides_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Unless a model makes one of the sides; copied text can be meant to be learned from."""
+    load(tmp_path, DATA, "data.train=[{src: a, tgt: a}, {src: a, model: m}, {src: a, tgt: b}]")
+    expected = "data.train.0.tgt: a is the source's file as well: the model learns to copy it; "
+    assert [each.message.startswith(expected) for each in caplog.records] == [True]
+
+
 def test_a_text_given_as_the_config_gets_advice(tmp_path: Path) -> None:
     """A file of another suffix that is no YAML may be the text to train on."""
     for name, is_advised in (("train.en", True), ("train.yaml", False), ("train.yml", False)):
@@ -538,6 +551,7 @@ SYMBOLS = WORDS.filter(lambda word: word not in SPECIAL and len(word.split()) ==
 CORPORA = st.builds(TextCorpus, src=PATHS, tgt=PATHS) | st.builds(
     HubCorpus, dataset=PATHS, name=st.none() | WORDS, split=WORDS, src=WORDS, tgt=WORDS
 )
+CORPORA = CORPORA.filter(lambda corpus: corpus.src != corpus.tgt)
 NAMES = st.from_regex(r"n[A-Za-z0-9_.]{0,5}", fullmatch=True)
 RATES = st.floats(0, 1, exclude_max=True)
 CONFIGS = st.builds(

@@ -511,8 +511,9 @@ def test_a_corpus_of_which_nothing_is_used_is_named(
 def test_a_set_without_pairs_is_named_by_its_key(
     tiny_config: TinyConfig, tmp_path: Path, lines: str, message: str
 ) -> None:
-    empty = {"src": str(tmp_path / "empty"), "tgt": str(tmp_path / "empty")}
-    (tmp_path / "empty").write_text(lines)
+    empty = {"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")}
+    for path in empty.values():
+        Path(path).write_text(lines)
     with pytest.raises(UserError, match=rf"data\.test\.held_out: .* {message}"):
         prepared(load_config(tiny_config(**{"data.test": {"held_out": empty}})))
 

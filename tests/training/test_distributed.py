@@ -607,7 +607,7 @@ app.main()
         (2, ["--time-limit", "12s"], False, "stopped", EXIT_STOPPED, "time limit"),
         (1, ["--time-limit", "12s"], False, "stopped", EXIT_STOPPED, "time limit"),
         (2, [], True, "failed", EXIT_FAILED, "not finite"),
-        (2, ["--set", "data.valid={src: /gone, tgt: /gone}"], False, "failed", EXIT_FAILED, "gone"),
+        (2, ["--set", "data.valid={src: /gone, tgt: /too}"], False, "failed", EXIT_FAILED, "gone"),
     ],
     ids=["time limit", "time limit of one", "numbers", "data"],
 )
