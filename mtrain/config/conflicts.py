@@ -124,6 +124,12 @@ def new_conflicts(config: Config) -> Iterator[tuple[str, str]]:
         if corpus.tag and corpus.tag.isalnum():
             text = "%s.tag: %s becomes a piece wherever text contains it; did you mean <%s>?"
             logger.warning(text, key, corpus.tag, corpus.tag)
+    for name in config.data.test:
+        if re.fullmatch(r"valid(\.[0-9]+)?", name):
+            text = (
+                "is the name of a validation set, as in `--on valid`; give the test set another one"
+            )
+            yield f"data.test.{name}", text
     for symbol in config.tokenizer.user_symbols:
         if len(symbol.split()) != 1:
             yield "tokenizer.user_symbols", SPACED.format(symbol)

@@ -30,7 +30,7 @@ def read_run_of(model: Path) -> Run:
 def names(run: Run) -> dict[str, str]:
     """Return the key of each set by its name: `valid`, `valid.0` of a list, or a test set's."""
     keys = dict[str, str]()
-    for key in run.corpora:  # data.valid comes first, and wins over a test set named valid
+    for key in run.corpora:  # data.valid comes first, and wins over a test set of that name
         if not key.startswith("data.train"):
             keys.setdefault(key.removeprefix("data.").removeprefix("test."), key)
     return keys

@@ -235,6 +235,8 @@ CHANGED = [
     ("tgt_lang: de", "tgt_lang: jp", "4: data.tgt_lang: jp: (ISO 639); did you mean ja? 13a"),
     ("v.de}", "v.de, tgt_lang: Chinese}", "6: data.valid.tgt_lang: Chinese: did you mean zh?"),
     ("v.de}", "v.de}\n  test: {src: a, tgt: b}", "7: data.test.src: 'a'; each set needs a name"),
+    ("v.de}", "v.de}\n  test: {valid: {src: a, tgt: b}}", "7: data.test.valid: is the name of"),
+    ("v.de}", "v.de}\n  test:\n    valid.0: {src: a, tgt: b}", "8: data.test.valid.0: is the name"),
     ("v.de}", "v.de}\n  test: {augment: {scr: a}}", "7: data.test.augment.scr: did you mean data."),
     ("v.de}", "v.de}\n  test: [{src: a, tgt: b}]", "7: data.test: a list of 1; each set needs a"),
     ("v.de}", "v.de, swap: true, src_lang: cz}", "6: data.valid.src_lang: cz: did you mean cs?"),
