@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from mtrain.runtime import files
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, reason_not_opened
 
 # Limits of a document; each use of an alias counts again.
 MAX_NODES, MAX_DEPTH = 20_000, 20
@@ -60,7 +60,8 @@ def read_text(path: Path, *, is_stored: bool = False) -> str:
         with files.read(path) if is_stored else path.open("rb") as stream:
             data = stream.read(4 * MAX_SIZE + 4)
     except OSError as error:
-        raise RefusedError(f"{path}: cannot read the config: {error.strerror}") from None
+        reason = reason_not_opened(path, error)
+        raise RefusedError(f"{path}: cannot read the config: {reason}") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -16,7 +16,7 @@ from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar, cast
 
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import UserError, reason_not_opened
 
 DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 CARRIAGE_RETURNS = "carriage returns removed"
@@ -178,9 +178,7 @@ def open_bytes(path: Path) -> IO[bytes]:
             return cast(IO[bytes], BufferedReader(packed, _BLOCK))
         return path.open("rb")
     except OSError as error:
-        is_lost = isinstance(error, FileNotFoundError) and not path.is_absolute()
-        where = f" (looked for in {Path.cwd()})" if is_lost else ""
-        raise UserError(f"{path}: cannot read: {error.strerror or error}{where}") from None
+        raise UserError(f"{path}: cannot read: {reason_not_opened(path, error)}") from None
 
 
 @contextmanager

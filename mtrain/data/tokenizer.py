@@ -16,7 +16,7 @@ from mtrain.config.corpora import MAX_PIECE_LENGTH
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
-from mtrain.runtime.errors import UserError, thread_limit_error
+from mtrain.runtime.errors import UserError, reason_not_opened, thread_limit_error
 from mtrain.runtime.log import warn_of_counts
 
 # A vocabulary is trained on a sample of at most this many sentences, which bounds memory.
@@ -82,7 +82,8 @@ class Tokenizer:
             with path.open("rb") as file:
                 proto = file.read(MAX_MODEL_BYTES + 1)
         except OSError as error:
-            raise UserError(f"{path}: cannot read the tokenizer: {error.strerror}") from None
+            reason = reason_not_opened(path, error)
+            raise UserError(f"{path}: cannot read the tokenizer: {reason}") from None
         if len(proto) > MAX_MODEL_BYTES:
             raise UserError(f"{path}: not a SentencePiece model: over 64 MiB; name another file")
         return cls(proto, str(path))

@@ -38,7 +38,7 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
         other = "train a new vocabulary (train.init_vocabulary: own)"
     elif settings.path is not None:
         file = Path(settings.path)
-        tokenizer = Tokenizer.load(file)
+        tokenizer = _load_named(file)
     else:
         return None
     if not _matches(tokenizer, settings, keys):
@@ -71,10 +71,18 @@ def _load_of_run(file: Path) -> Tokenizer:
         raise UserError(f"{error}; restore it: each checkpoint of the run has a copy") from None
 
 
+def _load_named(file: Path) -> Tokenizer:
+    """Load the vocabulary that `tokenizer.path` names."""
+    try:
+        return Tokenizer.load(file)
+    except UserError as error:
+        raise UserError(f"tokenizer.path: {error}") from None
+
+
 def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) -> bool:
     """Whether a vocabulary has the settings of these names."""
     if "path" in keys:
-        return tokenizer.fingerprint == Tokenizer.load(Path(settings.path or "")).fingerprint
+        return tokenizer.fingerprint == _load_named(Path(settings.path or "")).fingerprint
     actual = tokenizer.settings
     return all(getattr(settings, key) == actual[key] for key in keys)
 

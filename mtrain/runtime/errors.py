@@ -4,6 +4,7 @@ import copyreg
 import errno
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 EXIT_OK = 0
@@ -99,6 +100,12 @@ def thread_limit_error(error: RuntimeError) -> UserError | None:
         "cannot start another thread; raise the limit on processes and threads (ulimit -u), or "
         "free memory"
     )
+
+
+def reason_not_opened(path: Path, error: OSError) -> str:
+    """Return why a file cannot be opened and, if it is missing, where a relative path starts."""
+    is_lost = isinstance(error, FileNotFoundError) and not path.is_absolute()
+    return f"{error.strerror or error}" + (f" (looked for in {Path.cwd()})" if is_lost else "")
 
 
 def missing_library_error(error: ImportError) -> UserError | None:

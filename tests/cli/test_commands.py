@@ -364,6 +364,7 @@ MISTAKES = [
     ),
     ("config keys patiense", 2, ["did you mean train.patience?"]),
     ("config show {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
+    ("config show absent.yaml", 2, ["No such file or directory (looked for in /"]),
     ("train -c {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),
     ("train {run}", 2, ["is a run; give its config", "config.yaml"]),
     ("train {broken}/config.yaml", 2, ["is the config of the run in", "--set run_dir="]),
@@ -398,6 +399,11 @@ MISTAKES = [
     ("train -c {config} --set data.root={tmp}/data/none --set data.valid.src=x", 1, ["none/x"]),
     ("train -c {config} --set tokenizer.vocab_size=9999", 1, ["9999", "the largest that works is"]),
     ("train -c {config} --set tokenizer.path={src}", 1, ["src", "not a SentencePiece model"]),
+    (
+        "check -c {config} --set tokenizer.path=absent",
+        1,
+        ["tokenizer.path: absent: cannot read the tokenizer: No such file", " (looked for in /"],
+    ),
     ("train -c {config} --set tokenizer.path={run}", 1, ["such as RUN/tokenizer.model"]),
     ("train -c {config} --set run_dir={src}/run", 1, ["src", "cannot use the run directory"]),
     # models
