@@ -39,7 +39,7 @@ class Diagnosis:
     """All that `mtrain check` reports."""
 
     corpora: list[Findings]
-    fits: dict[str, Fit] = field(default_factory=dict)  # by side; empty without a vocabulary
+    fits: dict[str, Fit] | None = None  # by side; None without a vocabulary, empty without text
     forecast: Forecast | None = None
     failure: str = ""  # why there is no forecast
     warnings: list[str] = field(default_factory=list)  # about the plan, such as too little text
@@ -55,9 +55,11 @@ class Diagnosis:
         for findings in self.corpora:
             yield from findings.lines(width)
         yield "vocabulary"
-        if not self.fits:
+        if self.fits is None:
             yield "  none yet: lengths in tokens are estimated (mtrain train --dry-run makes one)"
-        for name, fit in self.fits.items():
+        elif not self.fits:
+            yield "  not measured: there is no text to measure"
+        for name, fit in (self.fits or {}).items():
             yield f"  {name}: {FIT_FORMAT.format(**fit)}"
         if self.forecast is not None:
             yield "forecast"
@@ -96,7 +98,7 @@ def diagnose(
     preparation.scans = checker.scans
     checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
-    diagnosis = Diagnosis(checker.all_findings, warnings=warnings)
+    diagnosis = Diagnosis(checker.all_findings, {} if tokenizer else None, warnings=warnings)
     lengths = [_add_fit(diagnosis, checker, side) for side in (0, 1)]
     sizes = [findings.pairs for findings in checker.train]
     sets = {
@@ -135,13 +137,16 @@ def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.in
         return np.array(np.ceil(np.concatenate([[], *estimates])[::step]), np.int64) + tags
     words = Words.join([chunk.words[side] for chunk in checker.sample]).counts
     texts, words = texts[::step], words[::step]
+    if not texts:
+        return tags
     name, ids = ("source", "target")[side], checker.tokenizer.encode(texts)
-    diagnosis.fits[name] = fit = _fit(checker.tokenizer, ids, int(words.sum()))
+    fit = _fit(checker.tokenizer, ids, int(words.sum()))
+    diagnosis.fits = {**(diagnosis.fits or {}), name: fit}
     is_bad = (
         fit["bytes"] + fit["unknown"] > MAX_BYTE_FRACTION
         or fit["tokens_per_word"] > MAX_TOKENS_PER_WORD
     )
-    if len(words) and is_bad:
+    if is_bad:
         checker.all_findings[0].add_message("pieces", f"{name}: {FIT_FORMAT.format(**fit)}")
     return np.array(list(map(len, ids)), np.int64) + tags
 

@@ -1146,6 +1146,14 @@ def test_how_the_vocabulary_fits_is_told(
     assert 4 * weighted["forecast"]["epochs"] == pytest.approx(report["forecast"]["epochs"], 0.01)
 
 
+def test_without_text_the_vocabulary_is_not_measured(folder: Folder, trained_run: Path) -> None:
+    folder.settings["tokenizer"] = {"path": str(trained_run / "tokenizer.model")}
+    folder.data["train"] = [{"src": "lost.xa", "tgt": "lost.xb"}]
+    found = look(folder.write())
+    assert found.as_json()["vocabulary"] is None
+    assert "  not measured: there is no text to measure" in found.lines(80)
+
+
 # --- the command line ---------------------------------------------------------------------------
 
 
