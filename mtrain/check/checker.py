@@ -32,6 +32,7 @@ from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates
+from mtrain.data.filters import Selection
 from mtrain.data.mix_ups import SAMPLE, is_informative, thin_rows
 from mtrain.data.prepare import scan_corpus
 from mtrain.data.styles import grouped_texts, odd_parts, style_differences
@@ -211,8 +212,8 @@ class Checker:
     ) -> Generator[CheckedPart]:
         """Check the pairs of a corpus by chunks, in several processes if there are many."""
         parts = split_rows(self._rows(findings, reading))
-        limit = self.config.data.max_length
-        check = partial(_check_part, findings, profile, self.characters, self.tokenizer, limit)
+        selection = Selection(self.config.data.max_length, self.config.filter)
+        check = partial(_check_part, findings, profile, self.characters, self.tokenizer, selection)
         processes = min(worker_count(self.config.data.workers), MAX_PROCESSES)
         if processes < 2 or not CAN_FORK or self.expected[findings.name] < MANY_PAIRS:
             return (check(rows) for rows in parts)
@@ -239,7 +240,10 @@ class Checker:
                 duplicates.add(chunk.pair_hashes[filled], rows[filled])
         has_usable = any(findings.usable for findings in self.train)
         if not has_usable and all(findings.pairs for findings in self.train):
-            text = "no pair is left to train on: all are blank on a side, or over data.max_length"
+            text = (
+                "no pair is left to train on: all are blank on a side, over data.max_length or "
+                "left out by filter; change the text or these settings"
+            )
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
@@ -250,7 +254,7 @@ def _check_part(
     profile: Profile,
     characters: Characters,
     tokenizer: Tokenizer | None,
-    max_length: int,
+    selection: Selection,
     rows: list[TextRow],
 ) -> CheckedPart:
     """Check some rows of the corpus of these findings, without adding to them."""
@@ -259,10 +263,33 @@ def _check_part(
     part.pairs = len(chunk)
     evidence, mismatches = check_pairs(chunk, profile)
     if part.is_train:
-        is_long = find_long_pairs(chunk, tokenizer, max_length)
-        part.usable = int((~chunk.blank.any(0) & ~is_long).sum())
+        is_long = find_long_pairs(chunk, tokenizer, selection.max_length)
+        usable = _filter(chunk, ~chunk.blank.any(0) & ~is_long, tokenizer, selection)
+        part.usable = int(usable.sum())
         chunk.prepare()
     return CheckedPart(chunk, evidence, mismatches)
+
+
+def _filter(chunk: Chunk, mask: Mask, tokenizer: Tokenizer | None, selection: Selection) -> Mask:
+    """Return which of the rows of a mask the filters keep; report the others by reason."""
+    backward = -1 if chunk.findings.is_backward else 1  # filters see the pair as it is learned
+    pairs = list(zip(*chunk.texts[::backward], strict=True))
+    checks = selection.text_checks().items()
+    dropped = {reason: np.array([*map(is_bad, pairs)], bool) for reason, is_bad in checks}
+    if selection.filter.min_length or selection.filter.max_ratio:
+        lengths, detail = chunk.estimated_tokens.copy(), " (estimated)"
+        if tokenizer is not None:
+            rows, detail = np.flatnonzero(mask), ""
+            for side, texts in enumerate(chunk.texts):
+                encoded = tokenizer.encode([texts[row] for row in rows.tolist()])
+                lengths[rows, side] = [*map(len, encoded)]
+        lengths += chunk.findings.tags
+        by_length = selection.length_checks(lengths).items()
+        dropped |= {reason + detail: is_bad for reason, is_bad in by_length}
+    for reason, is_bad in dropped.items():
+        chunk.report("filtered", mask & is_bad, detail=reason)
+        mask = mask & ~is_bad
+    return mask
 
 
 def _remove_explained(findings: Findings, shifts: Shifts) -> None:

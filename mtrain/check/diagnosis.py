@@ -100,7 +100,7 @@ def diagnose(
     checker.check()
     diagnosis = Diagnosis(checker.all_findings, {} if tokenizer else None, warnings=warnings)
     lengths = [_add_fit(diagnosis, checker, side) for side in (0, 1)]
-    sizes = [findings.pairs for findings in checker.train]
+    sizes = [findings.usable for findings in checker.train]
     sets = {
         findings.name: findings.pairs for findings in checker.all_findings if not findings.is_train
     }

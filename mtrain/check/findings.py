@@ -72,6 +72,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "target_overlap": (WARNING, "targets that, but for case and punctuation, are also in"),
     "near_overlap": (WARNING, "pairs nearly the same as a pair in"),
     "pieces": (WARNING, "the vocabulary does not fit"),
+    "filtered": (NOTE, "left out by filter:"),
     "duplicate": (NOTE, "repeats of earlier pairs"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
@@ -136,7 +137,7 @@ class Findings:
         self.what = corpus_name(corpus)
         self.is_backward = False  # whether it is learned from the target to the source
         self.pairs = 0
-        self.usable = 0  # pairs that training does not drop for a blank or long side
+        self.usable = 0  # pairs that training does not drop; repeats are among them
         self.by_kind: dict[tuple[str, str], Finding] = {}
         self.unit = "row"  # of the numbers that name pairs
         self.names = [self.what]  # of the files, as in the config; two if each side has a file

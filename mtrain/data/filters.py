@@ -58,19 +58,23 @@ class Selection:
 
     def by_length(self, lengths: NDArray[np.int64], dropped: Counter[str]) -> NDArray[np.bool_]:
         """Return which pairs pass, by their lengths (pairs, 2) without eos."""
-        lengths = lengths + 1
-        shorter, longer = lengths.min(1), lengths.max(1)
         passed = np.ones(len(lengths), bool)
-        min_length = self.filter.min_length
-        max_ratio = self.filter.max_ratio or np.inf
-        for reason, is_bad in (
-            (self._too_long, longer > self.max_length),
-            (f"shorter than {min_length} tokens", shorter < min_length),
-            (f"one side over {max_ratio} times as long", longer > max_ratio * shorter),
-        ):
+        for reason, is_bad in self.length_checks(lengths).items():
             dropped[DROPPED + reason] += int((passed & is_bad).sum())
             passed &= ~is_bad
         return passed
+
+    def length_checks(self, lengths: NDArray[np.generic]) -> dict[str, NDArray[np.bool_]]:
+        """Return which pairs each filter of lengths drops, by the reason that is counted."""
+        lengths = lengths + 1
+        shorter, longer = lengths.min(1), lengths.max(1)
+        min_length = self.filter.min_length
+        max_ratio = self.filter.max_ratio or np.inf
+        return {
+            self._too_long: longer > self.max_length,
+            f"shorter than {min_length} tokens": shorter < min_length,
+            f"one side over {max_ratio} times as long": longer > max_ratio * shorter,
+        }
 
     def text_checks(self) -> dict[str, Callable[[Pair], bool]]:
         """Return the text filters by the reason that is counted; each returns whether to drop a

@@ -350,7 +350,7 @@ def forecast_from_sample(
     raises.
     """
     lengths = lengths[(lengths.max(1) < config.data.max_length) & (lengths.min(1) > 0)] + 1
-    if not len(lengths):
+    if not len(lengths) or not pairs:
         raise UserError("data.train: no pair is left to train on")
     blocks = Blocks(config.train.micro_batches(1))
     widths = MachineSettings.of(config, Ranks(), blocks).row_widths(config)

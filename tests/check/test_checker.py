@@ -1106,6 +1106,36 @@ def test_processes_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatc
     assert {"slip", "encoding", "blank", "markup", "overlap"} <= {kind for _, kind in kinds(here)}
 
 
+@pytest.mark.parametrize(("swap", "side"), [(False, "src"), (True, "tgt")])
+def test_pairs_that_filters_leave_out_are_counted_by_reason(
+    folder: Folder, swap: bool, side: str
+) -> None:
+    plant(folder, "script", 100)
+    plant(folder, "same", 160)
+    folder.bytes["train.xb"][220] += b"\0"
+    folder.data["train"][0]["swap"] = swap
+    folder.settings["filter"] = {"identical": True, "control": True, f"{side}_script": ["Latin"]}
+    report = folder.look()
+    left_out = [each for _, kind, each in found(report) if kind == "filtered"]
+    assert {each["about"]: each["examples"][0]["line"] for each in left_out} == {
+        "control or invalid characters": 221,
+        f"{side}_script is not Latin": 101,
+        "the same text on both sides": 161,
+    }
+    assert [each["count"] for each in left_out] == [1, 1, 1]
+    assert report["errors"] == 0
+    assert f": {PAIRS - 3:,};" in report["doubts"][0]
+
+
+@pytest.mark.parametrize("filters", [{"tgt_script": ["Han"]}, {"min_length": 500}])
+def test_filters_that_leave_no_pair_are_an_error(folder: Folder, filters: dict[str, Any]) -> None:
+    folder.settings["filter"] = filters
+    report = folder.look(forecast=True)
+    [message] = messages(report, "empty")
+    assert message.startswith("no pair is left to train on: ")
+    assert (report["errors"], report["forecast"]) == (1, None)
+
+
 def test_a_request_to_stop_is_heard(folder: Folder) -> None:
     stop = Stop(time_limit=1e-9, started=time.monotonic() - 1)
     with pytest.raises(StoppedError):
@@ -1260,6 +1290,10 @@ def test_long_pairs_are_those_that_training_drops(
     faults.find_long_pairs(chunk, tokenizer, limit)
     passed = Selection(limit, FilterConfig()).by_length(lengths, Counter())
     assert findings.count("long") == (~passed).sum()
+    selection = Selection(limit, FilterConfig(min_length=4, max_ratio=2))
+    usable = checker._filter(chunk, passed, tokenizer, selection)
+    assert usable.tolist() == selection.by_length(lengths, Counter()).tolist()
+    assert findings.count("filtered") == passed.sum() - usable.sum() > 0
     assert (lengths.max(1) == limit).any()
 
 
