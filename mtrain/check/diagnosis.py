@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
@@ -17,7 +18,9 @@ from mtrain.check.words import Words
 from mtrain.config.schema import Config
 from mtrain.data.prepare import Preparation, weights_of, without_missing_init_from
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runtime.errors import UserError
+from mtrain.runs.compatibility import refuse_foreign_directory
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.stop import Stop
 from mtrain.scoring.metrics import missing_tokenizers
 from mtrain.training.plan import Forecast, forecast_from_sample, text_warnings, tokenizer_warnings
@@ -43,12 +46,13 @@ class Diagnosis:
     forecast: Forecast | None = None
     failure: str = ""  # why there is no forecast
     warnings: list[str] = field(default_factory=list)  # about the plan, such as too little text
+    refusals: list[str] = field(default_factory=list)  # why training would not start here
 
     def count(self, severity: str) -> int:
         """Count the findings of this severity: one for each kind and corpus."""
         findings = chain.from_iterable(corpus.by_kind.values() for corpus in self.corpora)
-        warnings = len(self.warnings) if severity == WARNING else 0
-        return warnings + sum(finding.severity == severity for finding in findings)
+        others = {WARNING: self.warnings, ERROR: self.refusals}.get(severity, [])
+        return len(others) + sum(finding.severity == severity for finding in findings)
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
@@ -67,8 +71,9 @@ class Diagnosis:
                 yield from wrap(line, width, initial_indent="  ", subsequent_indent="    ")
         elif self.failure:
             yield from wrap(f"no forecast: {self.failure}", width, subsequent_indent="    ")
-        for text in self.warnings:
-            yield from wrap(f"warning: {text}", width, subsequent_indent="    ")
+        for severity, texts in ((ERROR, self.refusals), (WARNING, self.warnings)):
+            for text in texts:
+                yield from wrap(f"{severity}: {text}", width, subsequent_indent="    ")
         counts = {name: self.count(name) for name in SEVERITIES}
         totals = [f"{n} {name}{'s' * (n != 1)}" for name, n in counts.items() if n]
         yield ", ".join(totals) or "nothing suspicious was found"
@@ -80,15 +85,22 @@ class Diagnosis:
             "vocabulary": self.fits or None,
             "forecast": self.forecast.numbers if self.forecast else None,
             "doubts": self.warnings,
+            "refusals": self.refusals,
             **{f"{name}s": self.count(name) for name in SEVERITIES},
         }
 
 
 def diagnose(
-    config: Config, stop: Stop, *, examples: int, with_forecast: bool, timed: bool
+    config: Config,
+    stop: Stop,
+    config_file: Path | None = None,
+    *,
+    examples: int,
+    with_forecast: bool,
+    timed: bool,
 ) -> Diagnosis:
-    """Check all text of a config and return the findings. Raises `UserError` if the vocabulary that
-    the config names cannot be read.
+    """Check all text of a config, and the run directory if its file is given; return the findings.
+    Raises `UserError` if the vocabulary that the config names cannot be read.
     """
     from_scratch = config.train.init_from is None
     config, warnings = without_missing_init_from(config)
@@ -99,6 +111,11 @@ def diagnose(
     checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
     diagnosis = Diagnosis(checker.all_findings, {} if tokenizer else None, warnings=warnings)
+    if config_file is not None:
+        try:
+            refuse_foreign_directory(RunDirectory(Path(config.run_dir)), config_file)
+        except RefusedError as error:
+            diagnosis.refusals.append(str(error))
     lengths = [_add_fit(diagnosis, checker, side) for side in (0, 1)]
     sizes = [findings.usable for findings in checker.train]
     sets = {
@@ -116,6 +133,8 @@ def diagnose(
             diagnosis.forecast = forecast_from_sample(
                 config, size, vocabulary_bytes, sample, pairs, timed=timed, check_stop=stop.check
             )
+        except RefusedError as error:  # such as for a device that this machine lacks
+            diagnosis.refusals.append(str(error))
         except UserError as error:
             stop.check()
             diagnosis.failure = str(error)

@@ -218,7 +218,9 @@ def check(
     from mtrain.training.synthesis import without_missing_text
 
     settings = without_missing_text(settings, stop, timed=timing and forecast)
-    found = diagnose(settings, stop, examples=examples, with_forecast=forecast, timed=timing)
+    found = diagnose(
+        settings, stop, config_path, examples=examples, with_forecast=forecast, timed=timing
+    )
     width = shutil.get_terminal_size((100, 0)).columns
     if json_:
         print_json(found.as_json())

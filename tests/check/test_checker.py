@@ -1136,6 +1136,14 @@ def test_filters_that_leave_no_pair_are_an_error(folder: Folder, filters: dict[s
     assert (report["errors"], report["forecast"]) == (1, None)
 
 
+def test_a_device_that_the_machine_lacks_is_an_error_of_the_forecast(folder: Folder) -> None:
+    folder.settings["train"] = {"device": "cuda:99"}
+    assert folder.look()["errors"] == 0
+    told = look(folder.write(), forecast=True)
+    assert told.as_json()["errors"] == 1
+    assert any(line.startswith("error: device cuda:99: ") for line in told.lines(80))
+
+
 def test_a_request_to_stop_is_heard(folder: Folder) -> None:
     stop = Stop(time_limit=1e-9, started=time.monotonic() - 1)
     with pytest.raises(StoppedError):
@@ -1198,10 +1206,13 @@ def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
     assert f"\nwarning: data.train: too few pairs to learn to translate: {PAIRS:,}" in done.stdout
     assert done.stdout.endswith("2 warnings\n")
     (folder.path / "valid.xa").unlink()
+    (folder.path / "run").mkdir()
+    (folder.path / "run" / "notes.txt").touch()
     done = run_mtrain("check", "-c", config, "--json", "--no-timing")
     assert done.returncode == 1
     report = json.loads(done.stdout)
-    assert (report["errors"], report["forecast"]["step_seconds"]) == (1, None)
+    assert (report["errors"], report["forecast"]["step_seconds"]) == (2, None)
+    assert [text.partition("/run: ")[2][:15] for text in report["refusals"]] == ["holds notes.txt"]
     assert places(report, "control") == [("train.xb", 42)]
 
 
