@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.check.chunks import Chunk, chunks, split_rows
+from mtrain.check.chunks import Chunk, Mask, chunks, split_rows
 from mtrain.check.faults import check_pairs, find_long_pairs
 from mtrain.check.findings import MISMATCHES, Findings
 from mtrain.check.mixture import report_mixture
@@ -61,7 +61,7 @@ class CheckedPart(NamedTuple):
 
     chunk: Chunk
     evidence: NDArray[np.float64]
-    mismatches: NDArray[np.bool_]
+    mismatches: Mask
 
 
 class Checker:
