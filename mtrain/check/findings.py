@@ -1,7 +1,8 @@
 """Findings about a corpus: kinds, counts, and examples by file and line."""
 
 import math
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,12 @@ MAX_EXAMPLE_LENGTH = 300  # characters
 # read, since `remove_rows` may remove some.
 MISMATCHES = ("misfit", "ratio", "digits")
 MAX_KEPT = 1000
+
+
+def is_within(stretches: Sequence[tuple[int, int]], row: int) -> bool:
+    """Whether a row is in a stretch, given first and last rows in increasing order."""
+    index = bisect_right(stretches, (row, math.inf)) - 1
+    return index >= 0 and row <= stretches[index][1]
 
 
 @dataclass(frozen=True, order=True)
@@ -191,11 +198,8 @@ class Findings:
         finding = self.by_kind.get((kind, ""))
         if finding is None:
             return
-        remaining = [
-            example
-            for example in finding.examples
-            if not any(start <= example.number <= end for start, end in stretches)
-        ]
+        ordered = sorted(stretches)
+        remaining = [each for each in finding.examples if not is_within(ordered, each.number)]
         finding.count = max(finding.count - count, len(remaining))
         finding.examples = remaining[: self.max_examples]
         self.remove(kind, below=1)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.associations import Associations
 from mtrain.check.chunks import Chunk
-from mtrain.check.findings import MISMATCHES, Findings
+from mtrain.check.findings import MISMATCHES, Findings, is_within
 from mtrain.corpus.misalignment import distances_of, shift_text, shifted_throughout
 
 MAX_NATS_PER_PAIR = 4.0  # for or against
@@ -234,16 +234,19 @@ class Shifts:
             middle = (stretch.start + stretch.end) // 2
             index = bisect_right(self.runs, middle, key=attrgetter("start")) - 1
             run = self.runs[index] if index >= 0 else Run(0)
-            if not run.distance or run.end < middle:
+            is_same = run.distance == stretch.distance
+            is_longer = is_same and stretch.pairs > MAX_RATIO * run.pairs
+            if not run.distance or run.end < middle or is_longer:
                 self._report(stretch)
-            elif run.distance == stretch.distance and stretch.pairs <= MAX_RATIO * run.pairs:
+            elif is_same:
                 run.stretches.append(stretch)
+        reported = self.stretches.copy()
         for index, run in enumerate(self.runs):
             # the first run may be the whole text
             if index and sum(each.pairs for each in run.stretches) >= run.pairs / 2:
                 for stretch in run.stretches:
                     self._report(stretch)
-            elif run.distance:
+            elif run.distance and not is_within(reported, (run.start + run.end) // 2):
                 self._report(run)
 
     def _report(self, rows: Rows) -> None:

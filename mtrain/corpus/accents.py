@@ -18,8 +18,8 @@ MIN_COUNT = 10  # texts with a word
 MIN_WORDS, MAX_WORDS = 10, 50  # with accents, the most frequent ones
 MIN_KNOWN = 2  # this many frequent words of the language are enough if none has an accent left
 # Fraction of the words, those that occur most rarely without accents, that are counted: without
-# its accent, another word may be a different word.
-USUAL = 0.8
+# their accents, others may be different words, or other forms of a word, as in Romanian.
+USUAL = 0.6
 
 # Letters without a decomposition in Unicode, and how texts in ASCII often spell letters.
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ı": "i", "æ": "ae", "œ": "oe"})

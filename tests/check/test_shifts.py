@@ -254,3 +254,16 @@ def test_stretches_that_words_tell_within_a_longer_one_are_not_reported() -> Non
     assert (known.pairs, misfits(known)) == (shifts.pairs, misfits(shifts))
     known = look_at_lengths(lengths, known=range(1210, 1691), distance=3)
     assert slips(known) == [(1213, 1690, 3)]
+
+
+@pytest.mark.parametrize("told", [range(1250, 1351), range(1201, 1301), range(1400, 1701)])
+def test_a_stretch_is_reported_once_also_if_lengths_tell_only_a_part_of_it(told: range) -> None:
+    """In the middle, at the beginning, and at the end."""
+    src = np.random.default_rng(3).integers(5, 90, 4000)
+    tgt = src.copy()
+    tgt[1200:1700] = np.roll(tgt[1200:1700], 3)
+    plain = [row for row in range(1000, 2000) if row + 1 not in told]
+    src[plain] = tgt[plain] = 40
+    shifts = look_at_lengths(np.stack((src, tgt), 1), known=range(1201, 1701), distance=3)
+    assert slips(shifts) == [(1204, 1700, 3)]
+    assert (shifts.pairs, misfits(shifts)) == (497, 50)
