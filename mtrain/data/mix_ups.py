@@ -46,8 +46,8 @@ from mtrain.runtime.log import progress_bar
 SAMPLE, SAMPLE_CHARACTERS = 40_000, 1 << 25
 MAX_CONTAINED = 0.9  # fraction of a scored set that may be in the training text
 # Number, and fraction of all different pairs, that may have the same text on a side; and letters of
-# a text whose numbers may differ.
-MIN_REPEATED, MAX_REPEATED, MIN_LETTERS = 20, 0.02, 4
+# texts whose numbers may differ.
+MIN_REPEATED, MAX_REPEATED, MIN_LETTERS = 20, 0.02, 10
 MIN_TEXTS, MAX_QUOTED = 20, 0.9  # texts of a side, and fraction that may have quotes or numbers
 MIN_CELLS = 5  # texts in double quotes that contain doubled quotes
 MAX_SPLIT = 0.2  # fraction of the texts of a side that may have marks of subwords
@@ -194,31 +194,33 @@ def mix_ups_of(
 
 
 def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:
-    """Yield a message if many pairs are the same, or if the same text of a side occurs with many
-    different texts of the other, for instance the error message of a program that failed to
-    translate. Numbers within texts may differ.
+    """Yield a message if many pairs are the same, perhaps with other numbers, or if the same text
+    of a side occurs with many different texts of the other, for instance the error message of a
+    program that failed to translate.
     """
-    forms = (map(_without_numbers, texts) for texts in (sources, targets))
-    counts = Counter(zip(*forms, strict=True))
-    for pair, count in counts.most_common(1):
+    counts = Counter(zip(sources, targets, strict=True))
+    forms = Counter[Pair]()
+    for pair, count in counts.items():
+        forms[_without_numbers(pair)] += count
+    for form, count in forms.most_common(1):
         if count > max(MIN_REPEATED, MAX_REPEATED * len(sources)):
-            shown = _with_note(" | ".join(shorten_text(form, MAX_SHOWN_LENGTH) for form in pair))
-            yield f"{count / len(sources):.0%} of the pairs are the same pair: {shown}"
+            first, *others = (pair for pair in counts if _without_numbers(pair) == form)
+            note = " (also with other numbers)" if others else ""
+            shown = " | ".join(shorten_text(text, MAX_SHOWN_LENGTH) for text in first)
+            yield f"{count / len(sources):.0%} of the pairs are the same pair{note}: {shown}"
     for side, name in enumerate(("source", "target")):
-        for form, count in Counter(pair[side] for pair in counts).most_common(1):
+        for text, count in Counter(pair[side] for pair in counts).most_common(1):
             if count > max(MIN_REPEATED, MAX_REPEATED * len(counts)):
-                shown = _with_note(shorten_text(form, MAX_SHOWN_LENGTH))
+                shown = shorten_text(text, MAX_SHOWN_LENGTH)
                 yield f"{count / len(counts):.0%} of the different pairs have the {name}: {shown}"
 
 
-def _without_numbers(text: str) -> str:
-    """Return a text with # in place of each number, unless it has few letters, as dates have."""
-    return _DIGITS.sub("#", text) if sum(map(str.isalpha, text)) >= MIN_LETTERS else text
-
-
-def _with_note(forms: str) -> str:
-    """Explain the marks of numbers in the forms of texts."""
-    return f"{forms} (# stands for any number)" if "#" in forms else forms
+def _without_numbers(pair: Pair) -> Pair:
+    """Return a pair without its numbers, unless a text has few letters, as dates have."""
+    if min(sum(map(str.isalpha, text)) for text in pair) < MIN_LETTERS:
+        return pair
+    src, tgt = (_DIGITS.sub("", text) for text in pair)
+    return src, tgt
 
 
 def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str]:

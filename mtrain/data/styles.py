@@ -22,7 +22,9 @@ MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as ma
 MIN_PART = 200  # texts of a part; messages of one program may have fewer capital letters
 MIN_ROWS = 20  # of a corpus in a part; fewer at its ends may fit by chance
 MIN_WORDS = 4  # of a text that should have a capital letter
-MIN_HAN = 8  # Chinese characters of a text that should have spaces between words if others have
+# Chinese characters of a text that should have spaces between words if others have, and how many of
+# them a word may have: subtitles have spaces in place of commas.
+MIN_HAN, MAX_HAN_WORD = 8, 4
 # What a text adds to the score of a part if it has the style of the part, or not: the logarithm of
 # how much likelier that is at the fraction 1 - RARE than at COMMON.
 FITS, DIFFERS = math.log((1 - RARE) / COMMON), math.log(RARE / COMMON)
@@ -32,9 +34,10 @@ MARK = re.compile(r"\w ?[,.](?!\S)")
 _SENTENCE_END = regex.compile(
     r"(?!\p{Georgian})[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z"
 )
-_FINAL_MARK = regex.compile(r"[\p{Sentence_Terminal}\u2026][\p{P}\s]*\Z")
+# Also an ellipsis, and marks of Greek, Tibetan and Sinhala that lack the property.
+_FINAL_MARK = regex.compile(r"[\p{Sentence_Terminal}\u2026;\u037e\u0f0d\u0df4][\p{P}\s]*\Z")
 _MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
-_SPACE_IN_HAN = regex.compile(r"\p{Han} \p{Han}")
+_SPACE_IN_HAN = regex.compile(r"\p{Han} (?=\p{Han})")
 _HAN = regex.compile(r"\p{Han}")
 
 Languages = tuple[str, str]  # of source and target
@@ -46,12 +49,14 @@ Flags = NDArray[np.bool_]
 
 class Style(NamedTuple):
     """What most texts of a language have, or nearly none. In parts, only those texts are compared
-    that are `telling`: they would have it if their part does; in scored sets, too, if `always`.
+    that are `telling`: they would have it if their part does; in scored sets, too, if `whose` says
+    which texts these are.
     """
 
     has: Callable[[str], object]
     is_telling: Callable[[str, str], object]  # given the text of the other side, too
-    always: bool = False
+    whose: str = ""
+    advice: str = "best as plain text"
 
 
 class OddPart(NamedTuple, Generic[Owner]):
@@ -78,6 +83,12 @@ def _has_only_capitals(text: str) -> bool:
     return text.count(" ") > 1 and text == text.upper() != text.lower()
 
 
+def _has_spaces_in_han(text: str) -> bool:
+    """Whether a text has spaces between its Chinese words, as if it were tokenized."""
+    spaces = len(_SPACE_IN_HAN.findall(text))
+    return spaces > 0 and MAX_HAN_WORD * spaces >= len(_HAN.findall(text))
+
+
 def _has_final_mark(text: str) -> bool:
     return _FINAL_MARK.search(text[-_MAX_END:]) is not None
 
@@ -87,12 +98,15 @@ STYLES = {
         SPACE_BEFORE_MARK.search, lambda text, other: MARK.search(text)
     ),
     "spaces between Chinese characters": Style(
-        _SPACE_IN_HAN.search, lambda text, other: len(_HAN.findall(text)) >= MIN_HAN
+        _has_spaces_in_han, lambda text, other: len(_HAN.findall(text)) >= MIN_HAN
     ),
     "capital letters": Style(_has_capitals, _is_sentence),
     "capital letters only": Style(_has_only_capitals, _is_sentence),
-    "the final mark (. ! ?) of the other side": Style(
-        _has_final_mark, lambda text, other: _has_final_mark(other), always=True
+    "such a mark": Style(
+        _has_final_mark,
+        lambda text, other: _has_final_mark(other),
+        whose=" whose other side ends in a mark such as . ! ?",
+        advice="with these marks",
     ),
 }
 
@@ -131,8 +145,9 @@ def style_differences(
             here, there = _fraction(texts, style), _fraction(known, style)
             if min(here, there) <= RARE and max(here, there) >= COMMON:
                 yield (
-                    f"{here:.0%} of the {name} have {name_of_style}, but {there:.0%} of the "
-                    f"training texts in {languages[side]}; prepare both alike, best as plain text"
+                    f"{here:.0%} of the {name}{style.whose} have {name_of_style}, but "
+                    f"{there:.0%} of the training texts in {languages[side]}; prepare both alike, "
+                    f"{style.advice}"
                 )
 
 
@@ -140,9 +155,9 @@ def _fraction(texts: Sequence[Text], style: Style) -> float:
     """Return the fraction of texts that have a style, from evenly spaced ones; NaN if there are
     too few.
     """
+    if style.whose:
+        texts = [each for each in texts if style.is_telling(*each)]
     looked_at = texts[:: max(1, len(texts) // MAX_STYLED)]
-    if style.always:
-        looked_at = [each for each in looked_at if style.is_telling(*each)]
     if len(looked_at) < MIN_STYLED:
         return math.nan
     return sum(bool(style.has(text)) for text, _ in looked_at) / len(looked_at)
@@ -171,9 +186,9 @@ def odd_parts(
                 if len(numbers) < MIN_ROWS:
                     continue
                 message = (
-                    f"{here:.0%} of the {('sources', 'targets')[side]} have {name}, but {rest:.0%} "
-                    f"of the other training texts in {language}; prepare them alike, best as plain "
-                    "text"
+                    f"{here:.0%} of the {('sources', 'targets')[side]}{style.whose} have {name}, "
+                    f"but {rest:.0%} of the other training texts in {language}; prepare them "
+                    f"alike, {style.advice}"
                 )
                 yield OddPart(owner, side, numbers[0], numbers[-1], message)
 

@@ -90,13 +90,14 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Raise `StoppedError` within a computation of several seconds, wherever a signal arrives:
-        nothing may be left unfinished by it, such as a file.
+        """Let a signal raise `StoppedError` wherever it arrives within a computation of several
+        seconds; use this only around code that writes no file and holds no lock.
         """
         try:
             self.is_at_once = True
             self.check()
             yield
+            self.check()  # Python ignores an exception in a callback, such as `__del__`
         finally:
             self.is_at_once = False
 
