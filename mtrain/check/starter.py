@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from textwrap import indent
 from typing import IO, Any
 
@@ -28,7 +27,7 @@ from mtrain.config.yaml_reader import dump_document, parse_document
 from mtrain.corpus.lines import BLANK, DROPPED, MAX_INVALID, NOT_UTF8, Reading
 from mtrain.corpus.readers import Pair, corpus_name, read_pairs, scan
 from mtrain.corpus.tables import TextRow
-from mtrain.data.duplicates import find_unshared
+from mtrain.data.duplicates import find_unshared, temporary_folder
 from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime.console import handling_write_errors
@@ -159,12 +158,19 @@ def with_found_sets(request: Request) -> Request:
         valid = found[min(names, key=lambda name: VALID.index(_kind_of(name)))] if names else None
     for name, sides in {**({"validation": valid} if valid else {}), **tests}.items():
         logger.info("%s set: %s and %s", name, *sides)
-    given = [side.resolve() for side in request.valid or ()]
-    unused = {file: other for file, other in alone.items() if file.resolve() not in given}
-    if unused:
-        text = ", ".join(f"{file} (no {other})" for file, other in unused.items())
-        logger.warning("not used: %s", text)
+    _warn_of_lone_sides(request, alone)
     return replace(request, valid=valid, tests=tests)
+
+
+def _warn_of_lone_sides(request: Request, alone: dict[Path, str]) -> None:
+    """Warn of files that are not used because the other side, whose name is given, is missing."""
+    given = [side.resolve() for side in request.valid or ()]
+    for file, other in alone.items():
+        is_valid = _kind_of(other) in VALID
+        if file.resolve() in given or (is_valid and (request.valid or request.hold_out)):
+            continue
+        advice = "add it" + ", or name both sides with --valid-src, --valid-tgt" * is_valid
+        logger.warning("%s: not used, since its other side %s is missing; %s", file, other, advice)
 
 
 def _kind_of(name: str) -> str:
@@ -387,12 +393,10 @@ def choose(corpus: Text, pairs: int, count: int, reading: Reading) -> set[int]:
     """Draw `count` pairs by number, or all if there are fewer, of those that share no side with
     another pair; of copies of a pair, the first can be drawn. The same text gives the same pairs.
     """
-    with TemporaryDirectory(prefix="mtrain-") as folder:
+    with temporary_folder() as folder:
         searched = _pairs(corpus, reading, pairs, "searching for repetition")
-        numbers = np.flatnonzero(find_unshared(Path(folder), searched, pairs))
-    # text without repetition gives the pairs of version 0.1.0, which drew four times as many
-    total = len(numbers)
-    drawn = random.Random(1).sample(range(total), min(total, 4 * count))[:count]
+        numbers = np.flatnonzero(find_unshared(folder, searched, pairs, reading.check_stop))
+    drawn = random.Random(1).sample(range(len(numbers)), min(len(numbers), count))
     return set(numbers[drawn].tolist())
 
 

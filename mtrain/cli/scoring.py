@@ -132,12 +132,19 @@ def _warn_of_direction(
     if loaded.tag is None or tgt_lang is None or loaded.tag in fitting:
         warn_of_swapped(sources, references, loaded.directions)
         return
+    data = loaded.config.data
+    untagged = [data.languages(corpus)[1] for corpus in data.train if corpus.tag is None]
+    advice = f"the model does not translate to {tgt_lang}; give other references"
+    if fitting:
+        advice = f"choose --tag {' or '.join(fitting)}"
+    elif code in map(language_code, untagged):
+        advice = "leave --tag out"
     log.logger.warning(
         "--tag %s: translates to %s, but the references are in %s, so the scores mean nothing; %s",
         loaded.tag,
         " and ".join(targets[loaded.tag]),
         tgt_lang,
-        f"choose --tag {' or '.join(fitting)}" if fitting else "leave --tag out",
+        advice,
     )
 
 

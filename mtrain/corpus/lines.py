@@ -89,16 +89,21 @@ class Reading:
     check_stop: Callable[[], None] = lambda: None  # called regularly; may raise to stop a long read
     refuse: Callable[[RowError], None] = _refuse  # called with a bad row; skip it by returning
 
+    def count_dropped(self, reason: str) -> None:
+        """Count a dropped pair; since it is not yielded, hear a request to stop here."""
+        self.counts[reason] += 1
+        self.check_stop()
+
     def drop_long(self, location: str, number: int) -> None:
         """Count a line or text longer than `MAX_LINE_LENGTH`, which is dropped, or refuse it."""
         if self.keep_blank:
             self.refuse(RowError(location, number, f"{TOO_LONG}; cut or remove it", "long"))
         else:
-            self.counts[DROPPED + TOO_LONG] += 1
+            self.count_dropped(DROPPED + TOO_LONG)
 
     def drop_invalid(self, location: str, number: int, reason: str) -> None:
         """Count a line or row that is not UTF-8, which is dropped, or refuse it for the reason."""
-        self.counts[NOT_UTF8] += 1
+        self.count_dropped(NOT_UTF8)
         if self.invalid_utf8 == "error":
             reason += ", or set data.invalid_utf8: drop to leave such pairs out"
             self.refuse(RowError(location, number, reason, "encoding"))

@@ -127,12 +127,11 @@ def _scan(corpus: Corpus, reading: Reading) -> Scan:
         src_lines, src_hash = scan_file(files[0], reading.check_stop)
         tgt_lines, tgt_hash = scan_file(files[1], reading.check_stop)
         if src_lines != tgt_lines:
-            counts = f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}"
-            message = f"{counts}: the sides of a corpus must match line for line; find the missing "
-            message += (
-                "or extra line (with a config of these files, mtrain check shows where lines "
+            message = (
+                f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}: the sides "
+                "of a corpus must match line for line; find the missing or extra line (with a "
+                "config of these files, mtrain check shows where lines are shifted)"
             )
-            message += "are shifted)"
             raise UnequalError(message, min(src_lines, tgt_lines))
         return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
     if isinstance(corpus, FileCorpus):
@@ -153,7 +152,7 @@ def read_pairs(corpus: Corpus, reading: Reading) -> Iterator[Pair]:
     """Yield the pairs of a corpus in order; dropped pairs are counted in `reading.counts`."""
     for _, src, tgt in read_rows(corpus, reading):
         if not reading.keep_blank and (is_blank(src) or is_blank(tgt)):
-            reading.counts[BLANK] += 1
+            reading.count_dropped(BLANK)
         else:
             yield src, tgt
 

@@ -33,8 +33,14 @@ from mtrain.runtime.errors import UserError, is_utf8
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
 QUOTED = "rows with quotes of CSV, which become part of the text (use JSON lines instead)"
 HEADER = (
-    "a first row that looks like names of columns, and is one of the pairs (to leave it out, set "
-    "src: {0}, tgt: {1} in the config, or run mtrain init again with --columns {0},{1})"
+    "a first row that looks like names of columns, and is one of the pairs (to leave it out, {})"
+)
+_BY_NAME = (
+    "give the columns by name, src: {0}, tgt: {1}; or, with mtrain init, remove the config and its "
+    "folder, and run it again with --columns {0},{1}"
+)
+_WITHOUT_ROW = (
+    "remove the row; with mtrain init, also remove the config and its folder, and run it again"
 )
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
@@ -130,7 +136,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         if len(cells) != columns:
             count(OTHER_COLUMNS)
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
-            reading.counts[HEADER.format(_name(cells[src]), _name(cells[tgt]))] += 1
+            reading.counts[_header_found(cells, src, tgt)] += 1
         if '""' in line and any(_has_quotes(cells[column]) for column in (src, tgt)):
             count(QUOTED)
         yield number, cells[src], cells[tgt]
@@ -160,6 +166,16 @@ def _is_name(cell: str) -> bool:
     name = _name(cell)
     is_code = language_error(name) is None and language_code(name) in NAMES
     return is_code or name.lower() in _NAMES
+
+
+def _header_found(cells: list[str], src: int, tgt: int) -> str:
+    """Return the warning of a first row of names; it gives those of two columns if they are unique,
+    as `_column_index` needs them.
+    """
+    names = list(map(_name, cells))
+    is_unique = names.count(names[src]) == names.count(names[tgt]) == 1
+    advice = _BY_NAME.format(names[src], names[tgt]) if is_unique else _WITHOUT_ROW
+    return HEADER.format(advice)
 
 
 def _name(cell: str) -> str:

@@ -6,8 +6,10 @@ file is sorted separately.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, compress, islice, pairwise, repeat
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,17 +54,21 @@ def write_repeats(
         np.save(directory / f"{number:05d}.npy", bits, allow_pickle=False)
 
 
-def find_unshared(directory: Path, pairs: Iterable[Pair], size: int) -> NDArray[np.bool_]:
+def find_unshared(
+    directory: Path,
+    pairs: Iterable[Pair],
+    size: int,
+    check_stop: Callable[[], None] = lambda: None,
+) -> NDArray[np.bool_]:
     """Whether each pair is the first of its copies, and no side of it occurs in another pair,
     whatever its case, spaces and punctuation.
 
-    `size` is the approximate number of pairs; the hashes are stored in `directory` meanwhile.
-    Raises `UserError` if the disk is full.
+    `size` is the approximate number of pairs; the hashes are stored in `directory` meanwhile, 48
+    bytes a pair. `check_stop` is called for each file of them, and may raise. Raises `UserError` if
+    the disk is full.
     """
-    folders = [directory / name for name in ("pairs", "sources", "targets")]
-    for folder in folders:
-        folder.mkdir()
-    copies, *sides = [Duplicates(folder, size) for folder in folders]
+    names = ("pairs", "sources", "targets")
+    copies, *sides = [Duplicates(directory / name, size) for name in names]
     end = 0
     for chunk in chunked(pairs, CHUNK):
         numbers = np.arange(end, end := end + len(chunk), dtype=np.uint64)
@@ -71,10 +77,12 @@ def find_unshared(directory: Path, pairs: Iterable[Pair], size: int) -> NDArray[
             side.add(text_hashes(plain_forms(texts)), numbers)
     is_new = np.ones(end, bool)
     for later, _ in copies.groups():
+        check_stop()
         is_new[later] = False
     is_unshared = is_new.copy()
     for side in sides:
         for later, first in side.groups():
+            check_stop()
             is_other = is_new[later]  # among copies of the first pair alone, none is new
             is_unshared[later[is_other]] = False
             is_unshared[first[is_other]] = False
@@ -96,17 +104,40 @@ def text_hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), "<u8")
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """Make a folder in `TMPDIR` for hashes, and remove it at the end; raises `UserError` if the
+    disk is full.
+    """
+    with _storing("TMPDIR", "TMPDIR"):
+        folder = TemporaryDirectory(prefix="mtrain-")
+    with folder as name:
+        yield Path(name)
+
+
+@contextmanager
+def _storing(place: Path | str, variable: str) -> Iterator[None]:
+    """Turn the `OSError` of a full disk into a `UserError` that names the place, and the
+    environment variable that chooses another one.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{place}: cannot store the hashes of pairs: {error.strerror}; make room there, or "
+            f"set {variable} to a folder on another disk"
+        ) from None
+
+
 class Duplicates:
-    """Finds equal hashes in a sequence of about `size` hashes, stored in files of `directory`; the
-    environment variable `variable` chooses its disk.
+    """Finds equal hashes in a sequence of about `size` hashes, stored in files of `directory`,
+    which need not exist yet; the environment variable `variable` chooses its disk.
     """
 
     def __init__(self, directory: Path, size: int, variable: str = "TMPDIR") -> None:
         self.directory, self.variable = directory, variable
         num_files = min(1 << (size // AT_ONCE).bit_length(), MAX_FILES)
         self.paths = [directory / f"{number}.hashes" for number in range(num_files)]
-        for path in self.paths:
-            path.touch()
 
     def add(self, hashes: NDArray[np.uint64], numbers: NDArray[np.uint64]) -> None:
         """Add hashes and the numbers of their pairs, which increase from call to call; raises
@@ -116,20 +147,16 @@ class Duplicates:
         records["hash"], records["number"] = hashes, numbers
         file_numbers = records["hash"] % np.uint64(len(self.paths))
         for number in np.unique(file_numbers).tolist():
-            try:
+            with _storing(self.directory, self.variable):
+                self.directory.mkdir(exist_ok=True)
                 with self.paths[number].open("ab") as file:
                     file.write(records[file_numbers == number].tobytes())
-            except OSError as error:
-                raise UserError(
-                    f"{self.directory}: cannot store the hashes of pairs: {error.strerror}; make "
-                    f"room there, or set {self.variable} to a folder on another disk"
-                ) from None
 
     def groups(self) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
         """Yield for each file the numbers of pairs whose hash occurred before, and the number of
         the first pair with the same hash. Files are removed once they are read.
         """
-        for path in self.paths:
+        for path in filter(Path.exists, self.paths):
             records = np.fromfile(path, RECORD)
             path.unlink()
             numbers = records["number"]

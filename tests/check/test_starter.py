@@ -177,15 +177,15 @@ def test_what_is_held_out_is_nowhere_in_train(
     tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     output = tmp_path / "new" / "mine.yaml"
-    found = write_config(request(files, output), Stop(), has_gpu=False)
-    assert found == {"pairs": 565, "held_out": 30, "tests": []}
-    assert "pairs dropped: copies of held-out pairs: 5" in caplog.messages
+    found = write_config(request(files, output, 40), Stop(), has_gpu=False)
+    assert found == {"pairs": 557, "held_out": 40, "tests": []}
+    assert "pairs dropped: copies of held-out pairs: 3" in caplog.messages
     config = load_config(output)
     train, valid = (
         [Path(path).read_text().splitlines() for path in (corpus.src, corpus.tgt)]
         for corpus in (config.data.train[0], config.data.valid)
     )
-    assert len(valid[0]) == len(valid[1]) == 30
+    assert len(valid[0]) == len(valid[1]) == 40
     for learned, held in zip(train, valid, strict=True):
         assert not set(learned) & set(held)
     held = set(zip(*valid, strict=True))
@@ -193,7 +193,7 @@ def test_what_is_held_out_is_nowhere_in_train(
     assert list(zip(*train, strict=True)) == others  # nothing else is lost
     assert not list(tmp_path.rglob(".*"))
     again = tmp_path / "again" / "mine.yaml"
-    write_config(request(files, again), Stop(), has_gpu=False)
+    write_config(request(files, again, 40), Stop(), has_gpu=False)
     for name in ("train.en", "valid.de"):
         assert (again.parent / "mine" / name).read_bytes() == (
             output.parent / "mine" / name
@@ -226,8 +226,9 @@ def test_sets_in_the_same_folder_are_taken(
         assert isinstance(corpus, TextCorpus)
         sides = (str(tmp_path / f"{name}.en"), str(tmp_path / f"{name}.de.gz"))
         assert (corpus.src, corpus.tgt) == sides
-    alone = f"{tmp_path / 'test2.en'} (no test2.de), {tmp_path / 'test3.de'} (no test3.en)"
-    assert f"not used: {alone}" in caplog.messages
+    for file, other in (("test2.en", "test2.de"), ("test3.de", "test3.en")):
+        reason = f"not used, since its other side {other} is missing; add it"
+        assert f"{tmp_path / file}: {reason}" in caplog.messages
     assert f"validation set: {tmp_path / 'valid.en'} and {tmp_path / 'valid.de.gz'}" in caplog.text
     assert [line.strip() for line in caplog.messages[-2:]] == [
         f"next: mtrain check {output}",
@@ -264,8 +265,13 @@ def test_a_given_set_is_not_among_those_that_lack_a_side(
     valid = write(tmp_path / "valid.en", ["two"]), write(tmp_path / "zwei.txt", ["zwei"])
     starter.with_found_sets(replace(asked, valid=valid))
     assert caplog.messages == []
+    starter.with_found_sets(replace(asked, hold_out=1))
+    assert caplog.messages == []
     starter.with_found_sets(asked)
-    assert caplog.messages == [f"not used: {tmp_path / 'valid.en'} (no valid.de)"]
+    assert caplog.messages == [
+        f"{tmp_path / 'valid.en'}: not used, since its other side valid.de is missing; add it, or "
+        "name both sides with --valid-src, --valid-tgt"
+    ]
 
 
 def test_sets_whose_names_end_in_txt_are_taken(tmp_path: Path) -> None:
@@ -433,6 +439,17 @@ def test_pairs_that_are_blank_on_a_side_are_told_and_not_counted(
         told = "held out 5 of 57 pairs for validation; no other pair shares a side"
         assert told in caplog.messages
         assert len((tmp_path / "m" / "train.en").read_text().split("\n")) == 52 + 1
+
+
+@pytest.mark.parametrize("line", [b"", b"caf\xe9", b"x" * ((1 << 20) + 1)])
+def test_a_stop_is_heard_at_pairs_that_are_dropped(tmp_path: Path, line: bytes) -> None:
+    corpus = TextCorpus(src=str(tmp_path / "a.en"), tgt=str(tmp_path / "a.de"))
+    for path in (corpus.src, corpus.tgt):
+        Path(path).write_bytes((line + b"\n") * 3)
+    calls = list[None]()
+    reading = Reading(invalid_utf8="drop", check_stop=lambda: calls.append(None))
+    assert list(starter._pairs(corpus, reading, 3, "reading")) == []
+    assert (len(calls), reading.counts.total()) == (3, 3)
 
 
 def test_unequal_sides_get_advice_that_needs_no_config_of_init(

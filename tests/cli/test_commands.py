@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,7 +32,7 @@ from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, wr
 
 import mtrain
 from mtrain.cli import app as cli
-from mtrain.cli import opening
+from mtrain.cli import opening, scoring
 from mtrain.cli.runs import Quantization
 from mtrain.cli.translating import Kind
 from mtrain.config.keys import make_schema
@@ -903,6 +903,23 @@ def test_eval_notices_a_tag_of_another_language(command: Command, both_run: Path
         result = command("eval", both_run, *options, "--beam-size", "1")
         assert result.code == 0
         assert (expected in result.err) is is_expected, (options, result.err)
+    result = command("eval", both_run, "--on", "held_out", "--tag", "<2aa>", "--tgt-lang", "fr")
+    expected = "in fr, so the scores mean nothing; the model does not translate to fr; give other"
+    assert expected in result.err
+
+
+def test_eval_advises_no_tag_if_text_without_one_has_the_language(
+    both_run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = loading.load(both_run, device="cpu")
+    data = loaded.config.data
+    first, *others = data.train
+    train = [first.model_copy(update={"tag": None, "tgt_lang": "fr"}), *others]
+    data = data.model_copy(update={"train": train})
+    config = loaded.config.model_copy(update={"data": data})
+    loaded = replace(loaded, config=config).tagged("<2aa>")
+    scoring._warn_of_direction(loaded, "fr", ["a"], [["b"]])
+    assert caplog.messages[0].endswith("in fr, so the scores mean nothing; leave --tag out")
 
 
 def test_score_prints_a_log_probability_a_line(

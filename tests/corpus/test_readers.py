@@ -454,8 +454,17 @@ def test_a_first_row_of_names_is_told_where_columns_have_numbers(
     assert len(told) == is_header
     for match in told:
         src, tgt = match.groups()
-        assert f"src: {src}, tgt: {tgt} in the config" in match.string
+        assert f"give the columns by name, src: {src}, tgt: {tgt}; or" in match.string
         assert read(table(tmp_path, "a.tsv", content, src, tgt))[0] == [("en", "de")]
+
+
+@pytest.mark.parametrize("first", ["text\ttext", "en\tde\ten"])
+def test_names_of_two_columns_are_not_advised(tmp_path: Path, first: str) -> None:
+    content = f"{first}\n{first}\n"
+    _, counts = read(table(tmp_path, "a.tsv", content, 0, 1))
+    [told] = counts
+    assert "is one of the pairs (to leave it out, remove the row; with mtrain init, also" in told
+    assert "--columns" not in told
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import re
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -116,11 +118,34 @@ def test_a_full_disk_is_named_with_the_variable_that_chooses_another(
     tmp_path: Path, options: list[str], variable: str
 ) -> None:
     found = duplicates.Duplicates(tmp_path, 1, *options)
-    found.paths[0].unlink()
     found.paths[0].symlink_to("/dev/full")
     expected = f"^{re.escape(str(tmp_path))}: cannot store .*: No space .*, or set {variable} to a"
     with pytest.raises(UserError, match=expected):
         found.add(np.zeros(9, np.uint64), np.arange(9, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("method", ["tempfile._os.mkdir", "pathlib.Path.mkdir"])
+def test_a_disk_too_full_for_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(method, fail)
+    expected = "(TMPDIR|pairs): cannot store .*: No space .*, or set TMPDIR to a folder"
+    with pytest.raises(UserError, match=expected), duplicates.temporary_folder() as folder:
+        duplicates.find_unshared(folder, [("a", "b")], 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stop_is_heard_between_files_of_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "AT_ONCE", 7)
+    pairs, calls = [(str(number), "x") for number in range(60)], list[None]()
+    duplicates.find_unshared(tmp_path, pairs, len(pairs), lambda: calls.append(None))
+    assert len(calls) > 20
 
 
 @pytest.mark.parametrize("at_once", [7, 100, 1 << 22])
