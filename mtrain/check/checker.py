@@ -6,14 +6,12 @@
 4. train     check the training text, also for duplicates and overlap with the sets
 """
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +29,7 @@ from mtrain.config.schema import Config
 from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
-from mtrain.data.duplicates import Duplicates
+from mtrain.data.duplicates import Duplicates, temporary_folder
 from mtrain.data.filters import Selection
 from mtrain.data.mix_ups import SAMPLE, is_informative, thin_rows
 from mtrain.data.prepare import scan_corpus
@@ -107,7 +105,7 @@ class Checker:
         train_pairs = sum(self.expected[findings.name] for findings in self.train)
         all_pairs = sum(self.expected.values())
         with (
-            tempfile.TemporaryDirectory(prefix="mtrain-") as folder,
+            temporary_folder() as folder,
             progress_bar(train_pairs + all_pairs, "pair", "checking") as bar,
         ):
             rows = thin_rows(self._informative_rows(max(1, train_pairs // SAMPLE), bar))
@@ -124,7 +122,7 @@ class Checker:
                     own_profile.report_corpora(self.config.data, languages)
                 self._find_odd_parts()
             scored = self._check_sets(profile, bar)
-            self._check_train(profile, scored, Duplicates(Path(folder), train_pairs), bar)
+            self._check_train(profile, scored, Duplicates(folder, train_pairs), bar)
             with self.stop.at_once():
                 for parts in by_languages.values():
                     report_mixture(parts)  # once the other findings are known
