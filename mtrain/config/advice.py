@@ -121,11 +121,13 @@ def _advice(key: str, section: type[BaseModel]) -> str:
     kinds = KINDS if section in KINDS.values() else {}
     if owners := [kind[1:-1] for kind, other in kinds.items() if name in other.model_fields]:
         return f"it is for entries with {' or '.join(owners)}; known here: {', '.join(known)}"
+    meant = named_keys(name, parent)
+    is_elsewhere = any(each.rpartition(".")[2] == name for each in meant)
     candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
-    if similar := difflib.get_close_matches(name, candidates, n=1, cutoff=0.6):
-        meant_key = f"{parent}.{similar[0]}" if parent else similar[0]
-        return f"did you mean {meant_key}?"
-    if meant := named_keys(name, parent):
+    similar = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    if similar and not is_elsewhere:
+        meant = [f"{parent}.{similar[0]}" if parent else similar[0]]
+    if meant:
         return f"did you mean {' or '.join(meant)}?"
     return f"known here: {', '.join(known)}"
 

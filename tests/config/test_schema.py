@@ -247,6 +247,8 @@ ADDED = [
     ("seeds: 3", "7: seeds: unknown key; did you mean seed?"),
     ("train:\n  max_step: 3", "8: train.max_step: unknown key; did you mean train.max_steps?"),
     ("max_steps: 3", "7: max_steps: unknown key; did you mean train.max_steps?"),
+    ("device: cpu", "7: device: unknown key; did you mean train.device?"),
+    ("d_model: 8", "7: d_model: unknown key; did you mean model.d_model?"),
     ("train.max_steps: 3", "7: train.max_steps: unknown key; dotted write max_steps below train:"),
     ("train: {beam_size: 3}", "7: train.beam_size: did you mean decode.beam_size?"),
     ("train: {lr: 3}", "7: train.lr: did you mean train.lr_factor or train.peak_lr?"),
