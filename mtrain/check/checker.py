@@ -59,7 +59,7 @@ class CheckedPart(NamedTuple):
 
     chunk: Chunk
     evidence: NDArray[np.float64]
-    mismatches: Mask
+    mismatches: NDArray[np.bool_]  # (pairs, kinds)
 
 
 class Checker:
@@ -271,9 +271,10 @@ def _check_part(
 def _filter(chunk: Chunk, mask: Mask, tokenizer: Tokenizer | None, selection: Selection) -> Mask:
     """Return which of the rows of a mask the filters keep; report the others by reason."""
     backward = -1 if chunk.findings.is_backward else 1  # filters see the pair as it is learned
-    pairs = list(zip(*chunk.texts[::backward], strict=True))
-    checks = selection.text_checks().items()
-    dropped = {reason: np.array([*map(is_bad, pairs)], bool) for reason, is_bad in checks}
+    dropped = {
+        reason: np.array([*map(is_bad, zip(*chunk.texts[::backward], strict=True))], bool)
+        for reason, is_bad in selection.text_checks().items()
+    }
     if selection.filter.min_length or selection.filter.max_ratio:
         lengths, detail = chunk.estimated_tokens.copy(), " (estimated)"
         if tokenizer is not None:

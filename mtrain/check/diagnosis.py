@@ -42,7 +42,8 @@ class Diagnosis:
     """All that `mtrain check` reports."""
 
     corpora: list[Findings]
-    fits: dict[str, Fit] | None = None  # by side; None without a vocabulary, empty without text
+    has_vocabulary: bool = False
+    fits: dict[str, Fit] = field(default_factory=dict)  # of the vocabulary, by side of the text
     forecast: Forecast | None = None
     failure: str = ""  # why there is no forecast
     warnings: list[str] = field(default_factory=list)  # about the plan, such as too little text
@@ -59,11 +60,11 @@ class Diagnosis:
         for findings in self.corpora:
             yield from findings.lines(width)
         yield "vocabulary"
-        if self.fits is None:
+        if not self.has_vocabulary:
             yield "  none yet: lengths in tokens are estimated (mtrain train --dry-run makes one)"
         elif not self.fits:
             yield "  not measured: there is no text to measure"
-        for name, fit in (self.fits or {}).items():
+        for name, fit in self.fits.items():
             yield f"  {name}: {FIT_FORMAT.format(**fit)}"
         if self.forecast is not None:
             yield "forecast"
@@ -110,7 +111,9 @@ def diagnose(
     preparation.scans = checker.scans
     checker.tokenizer = tokenizer = preparation.find_tokenizer()
     checker.check()
-    diagnosis = Diagnosis(checker.all_findings, {} if tokenizer else None, warnings=warnings)
+    diagnosis = Diagnosis(
+        checker.all_findings, has_vocabulary=tokenizer is not None, warnings=warnings
+    )
     if config_file is not None:
         try:
             refuse_foreign_directory(RunDirectory(Path(config.run_dir)), config_file)
@@ -159,8 +162,7 @@ def _add_fit(diagnosis: Diagnosis, checker: Checker, side: int) -> NDArray[np.in
     if not texts:
         return tags
     name, ids = ("source", "target")[side], checker.tokenizer.encode(texts)
-    fit = _fit(checker.tokenizer, ids, int(words.sum()))
-    diagnosis.fits = {**(diagnosis.fits or {}), name: fit}
+    diagnosis.fits[name] = fit = _fit(checker.tokenizer, ids, int(words.sum()))
     is_bad = (
         fit["bytes"] + fit["unknown"] > MAX_BYTE_FRACTION
         or fit["tokens_per_word"] > MAX_TOKENS_PER_WORD

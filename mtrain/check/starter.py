@@ -325,8 +325,7 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
 
     def sample() -> Iterator[TextRow]:
         nonlocal pairs
-        for pair in _pairs(corpus, reading, rows, "measuring"):
-            pairs += 1
+        for pairs, pair in enumerate(_pairs(corpus, reading, rows, "measuring"), 1):
             if (pairs - 1) % step == 0:
                 yield pairs, *pair
 
@@ -364,11 +363,11 @@ def _hold_out(
         if pair in held:
             counts[COPIES] += 1
             continue
-        if number in numbers:
+        is_held = number in numbers
+        if is_held:
             held.add(pair)
-        else:
-            left += 1
-        for sink, text in zip(sinks[2:] if number in numbers else sinks[:2], pair, strict=True):
+        left += not is_held
+        for sink, text in zip(sinks[2:] if is_held else sinks[:2], pair, strict=True):
             if isinstance(corpus, FileCorpus):
                 text, breaks = _LINE_BREAK.subn(" ", text)
                 counts[LINE_BREAKS] += breaks

@@ -76,7 +76,7 @@ def language_error(language: str) -> str | None:
     return f"{language}: not known as a language code (ISO 639); {advice}"
 
 
-def script_name(script: str) -> str:
+def known_script(script: str) -> str:
     """Return the name or code of a Unicode script, such as Latin, latin or Latn, as it is; raises
     `ValueError` for another word.
     """

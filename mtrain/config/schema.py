@@ -23,7 +23,7 @@ from mtrain.config.corpora import (
     Section,
     Word,
 )
-from mtrain.config.languages import Tokenizer, script_name, tokenizer_for
+from mtrain.config.languages import Tokenizer, known_script, tokenizer_for
 from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
 
@@ -35,7 +35,7 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 MicroBatches = Annotated[int, Field(ge=1, le=1 << 16)]
 PositiveNumber = Annotated[float, Field(gt=0)]
-Script = Annotated[Word, AfterValidator(script_name)]
+Script = Annotated[Word, AfterValidator(known_script)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")]
 
 

@@ -16,8 +16,8 @@ from mtrain.config.languages import (
     NAMES,
     SCRIPT_NAMES,
     Tokenizer,
+    known_script,
     language_error,
-    script_name,
     tokenizer_for,
 )
 from mtrain.config.loading import load_config
@@ -54,7 +54,7 @@ def test_no_code_is_guessed_from_nothing() -> None:
 
 def test_scripts_have_names_and_codes_in_any_case() -> None:
     for name in (*SCRIPT_NAMES, "latin", "Latn", "HAN", "Old_Italic"):
-        assert script_name(name) == name
+        assert known_script(name) == name
 
 
 def test_the_target_language_names_the_tokenizer() -> None:
