@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -141,6 +142,18 @@ def test_the_table_grants_no_more_than_is_used(package: str) -> None:
         for other in own_imports(tree)
     }
     assert set(PACKAGES[package].packages.split()) == used - {package}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_docstring_of_a_package_introduces_each_of_its_modules(package: str) -> None:
+    face = ast.get_docstring(modules()[f"{package}.__init__"]) or ""
+    named = re.findall(r"`(\w+)(?:\.(\w+))?`", face)
+    own = {name.split(".")[1] for name in modules() if package_of(name) == package}
+    assert {module for module, _ in named} == own - {"__init__"}
+    for module, name in named:
+        tree = modules().get(f"{package}.{module}", ast.Module([], []))
+        defined = {getattr(node, "name", "") for node in tree.body}
+        assert name in ("", *defined), f"{module} does not define {name}"
 
 
 def test_every_package_is_installed() -> None:

@@ -1,4 +1,9 @@
-"""The commands: each parses its options, calls one function of the packages below, and prints."""
+"""The commands: each parses its options, calls one function of the packages below, and prints.
+
+`app` lists all commands; `training`, `translating`, `scoring`, `runs` and `settings` have them in
+groups. They share `options` (declarations), `opening` (of configs, runs and models), `streams`
+(input and output) and `completion`.
+"""
 
 import signal
 

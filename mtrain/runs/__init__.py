@@ -1,1 +1,8 @@
-"""What a run leaves on disk: its directory, checkpoints and records, and their readers."""
+"""What a run leaves on disk: its directory, checkpoints and records, and their readers.
+
+`layout` has the names of the files. `directory.RunDirectory` is a run in training, and
+`compatibility` refuses a config that does not belong to it. `checkpoint` saves and loads weights in
+directories sealed by `manifest`; `records`, `history`, `synthetic` and `tensorboard` are the other
+files. `reader` and `sets` read a run that may be from somebody else, and `verify.verify` is
+`mtrain verify`.
+"""

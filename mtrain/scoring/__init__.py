@@ -1,1 +1,6 @@
-"""Scores of translations (BLEU, chrF and TER by sacreBLEU), comparisons, and notes on faults."""
+"""Translations and references in, scores and comparisons out.
+
+`metrics` calls sacreBLEU for BLEU, chrF and TER, and `external` a program of the user.
+`references` reads files that must match line for line. `compare.compare` is `mtrain compare`, `mbr`
+chooses among several translations, and `notes` names faults that may explain a low score.
+"""
