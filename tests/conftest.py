@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
+import itertools
 import json
 import os
 import random
@@ -322,10 +323,16 @@ def _no_wait_for_the_disk() -> None:
     keep_in_memory()
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every test a cache of its own."""
-    monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+    # not by `mktemp`, which looks through all directories that it has made
+    cache = tmp_path_factory.getbasetemp() / "caches" / str(next(_numbers))
+    cache.mkdir(parents=True)
+    monkeypatch.setenv("MTRAIN_CACHE", str(cache))
 
 
 @pytest.fixture(autouse=True)

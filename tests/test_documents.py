@@ -87,7 +87,7 @@ def programs() -> Iterator[Path]:
 def place(tmp_path: Path, trained_run: Path) -> Path:
     """A directory with what the documents name: text, a run, translations."""
     pairs = made_up_pairs(12, seed=5)
-    text = list(phrasebook.pairs("train", 11000))
+    text = list(phrasebook.pairs("train", 5200))
     for stem, endings, some in (("train.", "en de", text), ("", "src.txt tgt.txt", pairs)):
         for ending, side in zip(endings.split(), zip(*some, strict=True), strict=True):
             (tmp_path / f"{stem}{ending}").write_text("".join(line + "\n" for line in side))
@@ -108,7 +108,7 @@ def place(tmp_path: Path, trained_run: Path) -> Path:
 def test_the_commands_of_a_document_run(document: str, programs: Path, place: Path) -> None:
     texts = [text for reason, text in blocks(document, "sh") if not reason]
     if document != "README.md" and any("en-de.yaml" in text for text in texts):
-        texts.insert(0, "mtrain init train.en train.de --hold-out 1000")
+        texts.insert(0, "mtrain init train.en train.de --hold-out 500")
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     for text in texts:
         done = subprocess.run(
