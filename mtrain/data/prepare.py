@@ -61,8 +61,7 @@ class Prepared:
 
     tokenizer: Tokenizer
     store: Store
-    valid: list[ScoredText]  # in the order of `data.valid`
-    tests: dict[str, ScoredText]
+    sets: dict[str, ScoredText]  # validation and test sets, by their keys in the config
     fingerprints: Fingerprints
 
 
@@ -133,9 +132,7 @@ class Preparation:
             "tokenizer": self.tokenizer.fingerprint,
             "pairs": sizes,
         }
-        tests = {name: self.sets[f"data.test.{name}"] for name in self.config.data.test}
-        valid = [self.sets[key] for key in self.config.data.valid_keys]
-        return Prepared(self.tokenizer, store, valid, tests, fingerprints)
+        return Prepared(self.tokenizer, store, self.sets, fingerprints)
 
     @cached_property
     def fingerprints(self) -> Fingerprints:

@@ -54,10 +54,7 @@ def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
 
 def _warnings_of_text(config: Config, prepared: Prepared) -> Iterator[str]:
     """Yield warnings of text that is small, or not prepared for its vocabulary or for BLEU."""
-    sets = (*prepared.valid, *prepared.tests.values())
-    references = {
-        key: text.references for key, text in zip(config.data.scored_corpora, sets, strict=True)
-    }
+    references = {key: text.references for key, text in prepared.sets.items()}
     sizes = {key: len(lines) for key, lines in references.items()}
     from_scratch = config.train.init_from is None
     yield from text_warnings(len(prepared.store), sizes, from_scratch=from_scratch)
@@ -80,7 +77,6 @@ class Trainer:
         self.ids = SpecialIds.of(tokenizer)
         self.blocks = session.blocks
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
-        self.model = self.learner.model
         self.optimizer = self.learner.optimizer
         self.device = self.learner.device
         sums = self.optimizer.sums.buffer

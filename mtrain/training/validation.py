@@ -45,7 +45,10 @@ class Validation:
 
     def __init__(self, session: Session, checkpoints: Checkpoints) -> None:
         self.config = session.config
-        self.prepared = session.prepared
+        self.tokenizer = session.prepared.tokenizer
+        data, sets = session.config.data, session.prepared.sets
+        self.valid = [sets[key] for key in data.valid_keys]
+        self.tests = {name: sets[f"data.test.{name}"] for name in data.test}
         self.run = session.run
         self.stop = session.stop
         self.ranks = session.ranks
@@ -66,7 +69,7 @@ class Validation:
             self._mark_lost()
             self.write_history()
         history = self.history
-        missing = [f"test/{name}/" for name in self.prepared.tests if name not in history.tests]
+        missing = [f"test/{name}/" for name in self.tests if name not in history.tests]
         if step not in history.steps:
             missing.append("valid/")
         if history.average is None:
@@ -116,7 +119,7 @@ class Validation:
     def validate(self, step: int) -> None:
         """Score the current weights, which are those of this step's checkpoint."""
         name = layout.step_name(step)
-        entry = self.evaluate(self._current_model(), self.prepared.valid, name, step, "valid/")
+        entry = self.evaluate(self._current_model(), self.valid, name, step, "valid/")
         self.learner.model.train()
         self.history.entries.append({"step": step, "checkpoint": name, **entry})
         self.write_history()
@@ -139,9 +142,7 @@ class Validation:
             model.assign_weights(self.learner.weights)
             set_compute_dtype(model.to(device), dtype)
         config = self.config
-        return LoadedModel(
-            model, self.prepared.tokenizer, config.decode, config, check_stop=self.stop.check
-        )
+        return LoadedModel(model, self.tokenizer, config.decode, config, check_stop=self.stop.check)
 
     def evaluate(
         self, model: LoadedModel, parts: list[ScoredText], name: str, step: int, prefix: str
@@ -152,7 +153,7 @@ class Validation:
         """
         results = [self._score(model, part, name) for part in parts]
         entries = [entry for _, entry in results]
-        is_list = parts is self.prepared.valid and isinstance(self.config.data.valid, list)
+        is_list = parts is self.valid and isinstance(self.config.data.valid, list)
         entry = _mean(entries) if is_list else entries[0]
         values = _record(entry, prefix)
         for number, scores in enumerate(entry.get("parts", ())):
@@ -191,7 +192,7 @@ class Validation:
         names = self.ranks.from_rank_0(partial(self._average, step), list[str])
         if names:
             model = self._load(layout.AVERAGE)
-            entry = self.evaluate(model, self.prepared.valid, layout.AVERAGE, step, "average/")
+            entry = self.evaluate(model, self.valid, layout.AVERAGE, step, "average/")
             average = {"step": step, "checkpoint": layout.AVERAGE, "of": names, **entry}
             self.history.average = average
             self.write_history()
@@ -199,7 +200,7 @@ class Validation:
         self.history = self.ranks.from_rank_0(self._mark_lost, History)
         if best := self.history.best:
             load_best = cache(partial(self._load, best["checkpoint"]))
-            for name, text in self.prepared.tests.items():
+            for name, text in self.tests.items():
                 self._test(name, text, best["checkpoint"], step, load_best)
 
     def log_end(self, state: str, step: int) -> None:
@@ -225,7 +226,7 @@ class Validation:
             logger.info("best by %s: %s  %s", history.measure, best["checkpoint"], summary(best))
         if state != "complete":
             return
-        for name in filter(history.tests.get, self.prepared.tests):
+        for name in filter(history.tests.get, self.tests):
             logger.info("test %s: %s", name, summary(history.tests[name]))
         if best:
             self._log_notes(best)
@@ -256,8 +257,8 @@ class Validation:
         """Return sources and references of the validation set, and its translations by the
         checkpoint `name`; raises `UserError`.
         """
-        sources = [line for text in self.prepared.valid for line in text.sources]
-        references = [line for text in self.prepared.valid for line in text.references]
+        sources = [line for text in self.valid for line in text.sources]
+        references = [line for text in self.valid for line in text.references]
         return sources, references, list(reader.read_translations(self.run.path, name))
 
     def _show_samples(self, name: str) -> None:

@@ -241,7 +241,7 @@ def test_a_config_filters_training_text_alone(
         "pairs dropped: one side over 9.0 times as long": 1,
     }
     assert "seen before: 16" in caplog.text
-    assert found.valid[0].sources == [src for src, _ in odd]
+    assert found.sets["data.valid"].sources == [src for src, _ in odd]
     vocabulary = found.tokenizer.vocabulary
     assert "П" not in vocabulary
     # what the second corpus repeats depends on the first

@@ -393,9 +393,9 @@ def test_each_slice_has_randomness_of_its_own(config: Path, tmp_path: Path) -> N
     assert sums[0].buffer.equal(sums[1].buffer)
     assert sums[0].buffer.equal(sums[3].buffer)
     assert not sums[0].losses.equal(sums[2].losses)
-    assert all(p.grad is None for p in trainer.model.parameters())
-    assert partial(trainer.model.drawing_from, torch.Generator())().output.weight is (
-        trainer.model.output.weight
+    assert all(p.grad is None for p in trainer.learner.model.parameters())
+    assert partial(trainer.learner.model.drawing_from, torch.Generator())().output.weight is (
+        trainer.learner.model.output.weight
     )
 
 

@@ -184,7 +184,7 @@ def test_a_gpu_replays_the_work_and_the_seed_decides_on_dropout(trainer: Trainer
         trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)
         torch.testing.assert_close(taken(trainer), sums, rtol=1e-4, atol=1e-4)
 
-    for module in trainer.model.modules():
+    for module in trainer.learner.model.modules():
         if hasattr(module, "rate"):
             module.rate = 0.3
     trainer.learner.warm_up()

@@ -122,7 +122,7 @@ def test_the_plain_model_and_masked_padding_give_the_same_sums(
     overrides = [*settings.split(), "train.compile=true"]  # which begins with the warm-up
     found = []
     for trainer in start_both(configs["plain"], tmp_path, *overrides):
-        assert type(trainer.model) is Transformer
+        assert type(trainer.learner.model) is Transformer
         pairs, sums = trainer.batches.read(trainer.batches.plan(0, 0)[0]), trainer.optimizer.sums
         sums.buffer.zero_()
         trainer.learner._compute_micro_batch(pairs, 1, sums)
