@@ -63,9 +63,9 @@ class Figures:
     disk_bytes: int  # at most, during the run
     state_bytes: int  # weights, moments and sums of gradients in memory
 
-    def lines(self, epochs: float, blocks: str | None) -> list[str]:
-        """Return the lines for people; `epochs` is not rounded, and `blocks` shows the
-        micro-batches of each process, if there are several.
+    def lines(self, blocks: str | None) -> list[str]:
+        """Return the lines for people; `blocks` shows the micro-batches of each process, if there
+        are several.
         """
         size = filesize.decimal
         return [
@@ -73,7 +73,7 @@ class Figures:
             f"device: {self.device}; host: {socket.gethostname()}",
             f"batches: about {self.steps_per_epoch:,} steps an epoch, about "
             f"{self.tokens_per_step:,} target tokens a step; {self.max_steps:,} steps are "
-            f"{_epochs(epochs)}",
+            f"{_epochs(self.epochs)}",
             *([f"micro-batches of a step by process: {blocks}"] if blocks else []),
             f"learning rate: {self.schedule}, peak {self.peak_lr:.3e} at step {self.peak_step:,}",
             f"checkpoints: {size(self.checkpoint_bytes)} each, {size(self.disk_bytes)} at most",
@@ -238,7 +238,6 @@ def make_forecast(
     copies += int(train.ema_decay is not None)  # for the moving average
     step_batches = blocks.micro_batches
     peak_step = max(1, min(train.warmup_steps, train.max_steps))
-    epochs = train.max_steps * step_batches / max(1, micro_batches)
     figures = Figures(
         device=(f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine),
         parameters=parameters,
@@ -247,7 +246,7 @@ def make_forecast(
         tokens_per_step=int(tokens * step_batches),
         step_batches=step_batches,
         max_steps=train.max_steps,
-        epochs=round(epochs, 3),
+        epochs=train.max_steps * step_batches / max(1, micro_batches),
         schedule=train.schedule,
         peak_lr=make_schedule(train, config.model.d_model)(peak_step),
         peak_step=peak_step,
@@ -259,7 +258,7 @@ def make_forecast(
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
     found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
     shown = str(blocks) if ranks.size > 1 else None
-    return Forecast(figures, figures.lines(epochs, shown), list(filter(None, found)), seconds)
+    return Forecast(figures, figures.lines(shown), list(filter(None, found)), seconds)
 
 
 def _epochs(count: float) -> str:
