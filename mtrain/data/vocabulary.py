@@ -23,29 +23,26 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
     init_from = config.train.init_from if config.train.init_vocabulary == "theirs" else None
     of_run = RunDirectory(Path(config.run_dir)).tokenizer
     keys = {"path"} if settings.path else MATCHED_KEYS
-    advice = "restore the settings that it was made with, or choose another run_dir"
     other = "a vocabulary trained with it in tokenizer.user_symbols"
     if of_run.exists():
-        tokenizer = _load_of_run(of_run)
         file = of_run
-        keys = set() if init_from else keys
+        tokenizer = _load_of_run(file)
+        if init_from is None:
+            advice = "restore the settings that it was made with, or choose another run_dir"
+            _check_settings(tokenizer, file, settings, keys, advice)
     elif init_from is not None:
         file = init_checkpoint(init_from) / layout.TOKENIZER
         tokenizer = Tokenizer.load(file)
-        keys = keys & settings.model_fields_set
-        names = ", ".join(f"tokenizer.{key}" for key in sorted(keys))
+        given = keys & settings.model_fields_set
+        names = ", ".join(f"tokenizer.{key}" for key in sorted(given))
         advice = f"remove {names}, or set train.init_vocabulary: own"
+        _check_settings(tokenizer, file, settings, given, advice)
         other = "train a new vocabulary (train.init_vocabulary: own)"
     elif settings.path is not None:
         file = Path(settings.path)
         tokenizer = _load_named(file)
     else:
         return None
-    if not _matches(tokenizer, settings, keys):
-        raise RefusedError(
-            f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
-            f"the config describes; {advice}"
-        )
     _check_symbols(tokenizer, file, config, other)
     if config.train.subword_sampling is not None and not tokenizer.is_bpe:
         raise RefusedError(
@@ -79,12 +76,20 @@ def _load_named(file: Path) -> Tokenizer:
         raise UserError(f"tokenizer.path: {error}") from None
 
 
-def _matches(tokenizer: Tokenizer, settings: TokenizerConfig, keys: Set[str]) -> bool:
-    """Whether a vocabulary has the settings of these names."""
+def _check_settings(
+    tokenizer: Tokenizer, file: Path, settings: TokenizerConfig, keys: Set[str], advice: str
+) -> None:
+    """Raise `RefusedError` unless a vocabulary has the settings with these names."""
     if "path" in keys:
-        return tokenizer.fingerprint == _load_named(Path(settings.path or "")).fingerprint
-    actual = tokenizer.settings
-    return all(getattr(settings, key) == actual[key] for key in keys)
+        matches = tokenizer.fingerprint == _load_named(Path(settings.path or "")).fingerprint
+    else:
+        actual = tokenizer.settings
+        matches = all(getattr(settings, key) == actual[key] for key in keys)
+    if not matches:
+        raise RefusedError(
+            f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
+            f"the config describes; {advice}"
+        )
 
 
 def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config, other: str) -> None:
