@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rich import filesize
 from tqdm import tqdm
 
-from mtrain.config.corpora import Corpus
+from mtrain.config.corpora import Corpus, TextCorpus
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import readers
@@ -140,7 +140,7 @@ def _given(entry: Corpus) -> Corpus:
 
 
 def _name_of(text: Corpus) -> str:
-    return corpus_name(text).split(" + ")[0]
+    return text.src if isinstance(text, TextCorpus) else corpus_name(text)
 
 
 def _warn_of_changed_text(config: Config, number: int, record: SyntheticText, stop: Stop) -> None:
@@ -347,8 +347,8 @@ class Synthesizer:
     def _seal(
         self, run: RunDirectory, scores: NDArray[np.float64], counts: Counter[str]
     ) -> SyntheticText:
-        """Write the pairs to train on into the run. `scores` has the score of each pair, NaN if its
-        line has a fault. Raises `UserError` if the text has changed since it was scanned.
+        """Write the pairs to train on into the run; `scores` has the score of each pair, NaN if its
+        line has a fault.
         """
         keep = ~np.isnan(scores)
         if worst := int(self.entry.drop_worst * keep.sum()):
@@ -366,18 +366,7 @@ class Synthesizer:
         )
 
         def write(directory: Path) -> None:
-            translated = (
-                zip(pairs, self._shard(number, pairs), strict=True)
-                for number, pairs in enumerate(self._shards(Counter()))
-            )
-            lines = chain.from_iterable(translated)
-            with files.create(directory / synthetic.PAIRS) as out:
-                for (given, _), line in compress(lines, keep.tolist()):
-                    sides = {"src": given, "tgt": given, self.entry.synthetic_side: line.text}
-                    out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
-            if scan_corpus(self.config, self.text, self.stop) != self.scan:
-                text = "it changed while it was translated; run the same command again"
-                raise UserError(f"{self.key}: {self.name}: {text}")
+            self._write_pairs(directory / synthetic.PAIRS, keep)
             body = adapter_of(SyntheticText).dump_json(record, indent=1)
             files.write_bytes(directory / synthetic.RECORD, body)
 
@@ -386,11 +375,31 @@ class Synthesizer:
         files.make_directory(path.parent)
         manifest.write_directory(path, write)
         manifest.verify(path, synthetic.PAIRS, synthetic.RECORD)
+        self._report(record)
+        return record
+
+    def _write_pairs(self, path: Path, keep: NDArray[np.bool_]) -> None:
+        """Write the pairs to keep. Raises `UserError` if the text has changed since its scan."""
+        translated = (
+            zip(pairs, self._shard(number, pairs), strict=True)
+            for number, pairs in enumerate(self._shards(Counter()))
+        )
+        lines = chain.from_iterable(translated)
+        with files.create(path) as out:
+            for (given, _), line in compress(lines, keep.tolist()):
+                sides = {"src": given, "tgt": given, self.entry.synthetic_side: line.text}
+                out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
+        if scan_corpus(self.config, self.text, self.stop) != self.scan:
+            text = "it changed while it was translated; run the same command again"
+            raise UserError(f"{self.key}: {self.name}: {text}")
+
+    def _report(self, record: SyntheticText) -> None:
+        """Log the numbers of pairs and of dropped lines; warn if most translations have faults."""
         report = logger.info if record.pairs else logger.warning
         report("%s: %s pairs", self.key, f"{record.pairs:,}")
         for reason, count in record.dropped.items():
             logger.info("%s: %s: %s", self.key, reason, f"{count:,}")
-        faults = Counter({reason: counts[reason] for reason in (EMPTY, AT_LIMIT)})
+        faults = Counter({reason: record.dropped.get(reason, 0) for reason in (EMPTY, AT_LIMIT)})
         if 2 * faults.total() > record.lines:
             logger.warning(
                 "%s: %s of %s translations are dropped (most frequent reason: %s); does %s suit "
@@ -402,7 +411,6 @@ class Synthesizer:
                 ", ".join(self.entry.model),
                 self.name,
             )
-        return record
 
     def describe_missing(self, timed: bool) -> str:
         """Describe the text to translate, its size and, if `timed`, the time that it takes."""

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from ranks import train_by
 from sacrebleu.metrics.chrf import CHRF
 
+from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config, parse_stored_config
 from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
@@ -683,3 +684,8 @@ def test_entries_that_make_no_sense_are_refused(
 def test_a_stored_config_is_read_back(entry: dict[str, Any], tmp_path: Path) -> None:
     config = load_config(write(tmp_path, entry))
     assert parse_stored_config(dump_config(config), "stored") == config
+
+
+def test_text_is_named_by_its_file() -> None:
+    corpus = TextCorpus(src="a + b.en", tgt="a + b.en")
+    assert synthesis._name_of(corpus) == "a + b.en"
