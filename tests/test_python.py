@@ -107,7 +107,6 @@ def test_several_paths_are_an_ensemble(model: mtrain.Model, trained_run: Path) -
         (lambda model: mtrain.load(), "needs a run or checkpoint directory"),
         (lambda model: mtrain.load(""), "an empty path; name a run"),
         (lambda model: mtrain.load(next(os.scandir(b"/"))), "expected paths"),
-        (lambda model: model.translate(np.array("bavo")), "expected a list of lines, not ndarray"),
         (lambda model: mtrain.load("no/where"), "no/where"),
         (lambda model: mtrain.load(300 * "x"), "File name too long"),
         (lambda model: mtrain.load("~no_such_user/run"), "~no_such_user/run: no such directory"),

@@ -141,9 +141,7 @@ def _warn_of_cut(indices: list[int], limit: int, name: str) -> None:
 
 def _as_lines(lines: Iterable[str], name: str) -> list[str]:
     """Return lines as a list; raises `RefusedError` unless all are strings."""
-    # an array of no dimensions has `__iter__`, but cannot be iterated over
-    is_one = isinstance(lines, str | bytes) or getattr(lines, "ndim", 1) == 0
-    if is_one or not isinstance(lines, Iterable):
+    if isinstance(lines, str | bytes) or not isinstance(lines, Iterable):
         raise RefusedError(f"{name}: expected a list of lines, not {type(lines).__name__}")
     result = list(lines)
     for index, line in enumerate(result):
