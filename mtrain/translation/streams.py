@@ -50,18 +50,16 @@ def translate_stream(
     max_characters = loaded.max_characters(loaded.max_source_length)
     texts = _shortened(strip_line_ends(source, counts), counts, max_characters)
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
-    limit = 1 if line_buffered else None
-    windows = translator.in_windows(pairs, limit)
+    windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done = 0
     cut, cut_alignments = TruncatedLines(), TruncatedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.from_rank_0(lambda: next(windows, []), Window):
             window = [line for line, _ in rows]
-            window_prefixes = [prefix for _, prefix in rows]
             results, cut_indices = translator.translate(
                 window,
                 bar.update,
-                prefixes=window_prefixes if prefixes else None,
+                prefixes=[prefix for _, prefix in rows],
                 first=done,
                 scored=scores or n_best is not None,
             )

@@ -192,7 +192,7 @@ class Translator:
         indices = [index for index, line in enumerate(lines) if not is_blank(line)]
         sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
         prefix_ids: list[list[int]] = [[] for _ in indices]
-        if prefixes:
+        if prefixes and any(prefixes):
             prefix_ids = self.loaded.tokenizer.encode([prefixes[index] for index in indices])
         limit = self.loaded.positions_limit or math.inf
         full = [i for i, ids in enumerate(prefix_ids) if len(ids) >= limit]
