@@ -5,7 +5,7 @@ slices the caches of all layers in one call, and makes views of buffers only whe
 
 Shapes: `B` sentences, `W` hypotheses per sentence, `N` hypotheses in all (B x W, sorted by
 sentence), `R` rows (N, then padding), `S` source length, `T` positions that the cache has room for,
-`W'` slots per position, `D` d_model, `H` heads, `K` head width, `V` vocabulary.
+`D` d_model, `H` heads, `K` head width, `V` vocabulary.
 """
 
 import math
@@ -31,13 +31,13 @@ Caches = tuple[Tensor, KeysValuesBias, KeysValuesBias]  # of a layer: see `Decod
 class DecoderState:
     """The cache of N hypotheses.
 
-    `past` (layers, 2, B, H, T, W', K) holds keys and values, of `time` positions so far. At each
-    position, a sentence has W' >= W slots; hypothesis w of the sentence writes its keys and values
-    into slot w. They stay there when hypotheses are reordered: `lineage` (N, time * W') is a bias
-    for attention, 0 at the slots of a hypothesis's ancestors, elsewhere minus infinity. It is None
-    while W' is 1. Slots without a hypothesis are finite.
+    `past` (layers, 2, B, H, T, W, K) holds keys and values, of `time` positions so far. At each
+    position, a sentence has W slots; hypothesis w of the sentence writes its keys and values into
+    slot w. They stay there when hypotheses are reordered: `lineage` (N, time * W) is a bias for
+    attention, 0 at the slots of a hypothesis's ancestors, elsewhere minus infinity. It is None
+    while W is 1. Slots without a hypothesis are finite.
 
-    Example with W' = 2: after positions 0 and 1, two hypotheses that both continue the one in slot
+    Example with W = 2: after positions 0 and 1, two hypotheses that both continue the one in slot
     1 of position 0 have the lineages (-inf, 0; 0, -inf) and (-inf, 0; -inf, 0).
     """
 
@@ -47,18 +47,18 @@ class DecoderState:
     buffers: "StepBuffers"
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "DecoderState":
-        """Select hypotheses by index: `rows` of the N, in that order and equally many per sentence,
-        and `sentences` of the B (None: all). This overwrites the cache of this state.
+        """Select hypotheses by index: `rows` of the N, in that order, as many per sentence as now
+        or more, and `sentences` of the B (None: all). This overwrites the cache of this state.
         """
         past, buffers, lineage = self.past, self.buffers, self.lineage
-        source, src_bias, slots = buffers.source, buffers.src_bias, past.shape[5]
+        source, src_bias, slots = buffers.source, buffers.src_bias, buffers.W
         if lineage is not None:
             lineage = lineage.index_select(0, rows)
         if sentences is not None:
             past, source = keep_sentences(sentences, past, source)
             src_bias = src_bias.index_select(0, sentences)
         W = len(rows) // max(1, len(src_bias))
-        if sentences is None and W == buffers.W:
+        if sentences is None and W == slots:
             return DecoderState(past, self.time, lineage, buffers)
         if slots < W:
             past = _enlarged(past, self.time, past.shape[4], W)
@@ -67,16 +67,14 @@ class DecoderState:
             lineage = lineage.view(len(rows), self.time, slots)
             lineage = F.pad(lineage, (0, W - slots), value=float("-inf")).flatten(1)
         like = buffers.projected.dtype, buffers.pad_rows
-        buffers = StepBuffers(source, src_bias, W, past.shape[5], *like)
+        buffers = StepBuffers(source, src_bias, W, *like)
         return DecoderState(past, self.time, lineage, buffers)
 
     def longer(self) -> "DecoderState":
         """Make room for one more position, where each hypothesis sees its own slot."""
         past, lineage = self.past, self.lineage
         if self.time == past.shape[4]:
-            past = _enlarged(past, self.time, max(VECTOR, 2 * self.time), past.shape[5])
-        if past.shape[5] > self.buffers.W:
-            past[..., self.time, self.buffers.W :, :] = 0.0
+            past = _enlarged(past, self.time, max(VECTOR, 2 * self.time), self.buffers.W)
         if lineage is not None:
             lineage = torch.cat((lineage, self.buffers.slot_bias), 1)
         return DecoderState(past, self.time + 1, lineage, self.buffers)
@@ -85,22 +83,22 @@ class DecoderState:
         """Yield for each layer a view of the cache to write the newest keys and values to, (2, B,
         H, W, K), the cache up to them, and the keys and values of the source.
         """
-        positions = max(self.time, _min_positions(self.past.shape[5]))
-        newest = self.past[:, :, :, :, self.time - 1, : self.buffers.W].unbind(0)
+        positions = max(self.time, _min_positions(self.buffers.W))
+        newest = self.past[:, :, :, :, self.time - 1].unbind(0)
         cache = self.past[:, :, :, :, :positions].flatten(4, 5)
         past = split_layers(cache, self._bias(positions))
         return zip(newest, past, self.buffers.sources, strict=True)
 
     def _bias(self, positions: int) -> Tensor:
         """Return the bias for a number of positions of the cache, which hides those that are not
-        written yet: (1 or B * H, 1 or W, positions * W').
+        written yet: (1 or B * H, 1 or W, positions * W).
         """
         unwritten = positions - self.time
         if self.lineage is None:
             return self.buffers.first_biases[self.time - 1] if unwritten else self.buffers.zero_bias
         (B, H), lineage = self.past.shape[2:4], self.lineage
         if unwritten:
-            lineage = F.pad(lineage, (0, unwritten * self.past.shape[5]), value=float("-inf"))
+            lineage = F.pad(lineage, (0, unwritten * self.buffers.W), value=float("-inf"))
         bias = lineage.view(B, 1, self.buffers.W, -1)  # the same for all heads
         return bias[0] if B == 1 else bias.expand(-1, H, -1, -1).flatten(0, 1)
 
@@ -108,7 +106,7 @@ class DecoderState:
 class StepBuffers:
     """Buffers for the newest tokens, and what changes only with B and W: keys and values of the
     `source` (layers, 2, B, H, S, K), `src_bias` (B, H, 1, S), which is 0 at its real tokens and
-    minus infinity elsewhere, and biases for a cache with `slots`, made when first needed.
+    minus infinity elsewhere, and biases for the cache, made when first needed.
     `pad_rows` returns R for N, as `Parts.pad_rows` does; rows after the first N are computed, but
     not used.
     """
@@ -118,13 +116,12 @@ class StepBuffers:
         source: Tensor,
         src_bias: Tensor,
         W: int,
-        slots: int,
         dtype: torch.dtype,
         pad_rows: Callable[[int], int] = int,
     ) -> None:
         _, _, B, H, _, K = source.shape
         N, R = B * W, pad_rows(B * W)
-        self.B, self.W, self.slots = B, W, slots
+        self.B, self.W = B, W
         self.source, self.src_bias = source, src_bias
         self.pad_rows = pad_rows
         self.padding = R - N
@@ -151,8 +148,8 @@ class StepBuffers:
 
     @cached_property
     def slot_bias(self) -> Tensor:
-        """0 at a hypothesis's own slot, elsewhere minus infinity: (N, W')."""
-        one_sentence = self.src_bias.new_full((self.W, self.slots), float("-inf"))
+        """0 at a hypothesis's own slot, elsewhere minus infinity: (N, W)."""
+        one_sentence = self.src_bias.new_full((self.W, self.W), float("-inf"))
         return one_sentence.fill_diagonal_(0.0).repeat(self.B, 1)
 
 
@@ -227,7 +224,7 @@ class Decoder:
         source, bias = self.encode_keys(src)
         past = source.new_empty(*source.shape[:4], 0, 1, source.shape[5])
         like = self.model.dtype, self.model.parts.pad_rows
-        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, 1, *like))
+        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, *like))
 
     def encode_keys(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """Encode sources (B, S) and project their keys and values for all layers: return `source`

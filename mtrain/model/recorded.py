@@ -215,7 +215,7 @@ class RecordedDecoder:
 
     def _compute(self, memory: Memory) -> None:
         H, W = memory.past.shape[3], memory.past.shape[5]
-        buffers = StepBuffers(memory.source, memory.src_bias, W, W, memory.logits.dtype)
+        buffers = StepBuffers(memory.source, memory.src_bias, W, memory.logits.dtype)
         bias = memory.lineage.flatten(2)[:, None].expand(-1, H, -1, -1).flatten(0, 1)
         past = split_layers(memory.past.flatten(4, 5), bias)
         newest = memory.past[:, :, :, :, 0].unbind(0)
