@@ -88,21 +88,21 @@ def pad(
     sequences: list[NDArray[Any]],
     ids: SpecialIds,
     *,
-    bos: bool,
-    eos: bool,
+    shifted: bool = False,
     layout: Layout | None = None,
 ) -> torch.Tensor:
-    """Write sequences, with bos and eos if requested, into a table (B, L) of padding, each into its
-    own row unless `layout` is given. Only this pads batches; `training.graphs` pads them further.
+    """Write sequences with eos, or if `shifted` with bos before them, into a table (B, L) of
+    padding, each into its own row unless `layout` is given. Only this pads batches;
+    `training.graphs` pads them further.
     """
     lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
-    starts, shape = layout or _own_rows(lengths + bos + eos)
+    starts, shape = layout or _own_rows(lengths + 1)
     flat = np.full(math.prod(shape), ids.pad, np.int64)
-    flat[concat_ranges(starts + bos, lengths)] = np.concatenate(sequences)
-    if bos:
+    flat[concat_ranges(starts + shifted, lengths)] = np.concatenate(sequences)
+    if shifted:
         flat[starts] = ids.bos
-    if eos:
-        flat[starts + bos + lengths] = ids.eos
+    else:
+        flat[starts + lengths] = ids.eos
     return torch.from_numpy(flat.reshape(shape))
 
 
@@ -111,11 +111,11 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
     lengths = lengths_of(pairs)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
-    tgt_out = pad(targets, ids, bos=False, eos=True, layout=tgt)
+    tgt_out = pad(targets, ids, layout=tgt)
     positions = torch.from_numpy(concat_ranges(tgt.starts, lengths[:, 1]))
     return Batch(
-        src=pad(sources, ids, bos=False, eos=True, layout=src),
-        tgt_in=pad(targets, ids, bos=True, eos=False, layout=tgt),
+        src=pad(sources, ids, layout=src),
+        tgt_in=pad(targets, ids, shifted=True, layout=tgt),
         tgt_out=tgt_out,
         positions=positions,
         targets=tgt_out.flatten()[positions],

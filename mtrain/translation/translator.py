@@ -337,7 +337,7 @@ class Translator:
     def _run(self, search: BeamSearch, group: Group) -> list[list[Hypothesis]]:
         loaded = self.loaded
         sources = [line.source for line in group]
-        src = pad(sources, loaded.ids, bos=False, eos=True).to(loaded.device)
+        src = pad(sources, loaded.ids).to(loaded.device)
         decoder: Any = loaded.decoder  # each kind of decoder has another type of state
         step = decoder.logits if isinstance(search, GreedySearch) else decoder.step
         with torch.inference_mode(), decoder.lock:

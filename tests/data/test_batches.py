@@ -107,11 +107,11 @@ def test_a_batch_by_hand() -> None:
     assert batch.num_tokens == 6
 
 
-def test_padding_frames_as_asked() -> None:
+def test_padded_sequences_end_in_eos_or_start_with_bos() -> None:
     rows = [np.array([7, 8], np.uint16), np.array([9], np.uint16)]
-    assert pad(rows, IDS, bos=True, eos=True).tolist() == [[2, 7, 8, 3], [2, 9, 3, 0]]
-    assert pad(rows, IDS, bos=False, eos=False).tolist() == [[7, 8], [9, 0]]
-    assert pad(rows, IDS, bos=True, eos=False).dtype == torch.int64
+    assert pad(rows, IDS).tolist() == [[7, 8, 3], [9, 3, 0]]
+    assert pad(rows, IDS, shifted=True).tolist() == [[2, 7, 8], [2, 9, 0]]
+    assert pad(rows, IDS).dtype == torch.int64
 
 
 @given(
