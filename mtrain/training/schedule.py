@@ -29,7 +29,7 @@ def make_schedule(train: TrainConfig, d_model: int) -> Schedule:
 
 def _progress(step: int, train: TrainConfig) -> float:
     """Return the fraction of the steps after the warm-up that are done."""
-    return min(1.0, (step - train.warmup_steps) / max(1, train.max_steps - train.warmup_steps))
+    return min(1.0, (step - train.warmup_steps) / (train.max_steps - train.warmup_steps))
 
 
 def _inverse_sqrt(step: int, train: TrainConfig) -> float:

@@ -301,7 +301,7 @@ class Trainer:
         """Write a record of the steps since the last one to metrics.jsonl, the log and the bar."""
         progress = self.progress
         last_step = self.config.train.max_steps
-        loss, nll, *divergence = (progress.sums / max(1, progress.sum_tokens)).tolist()
+        loss, nll, *divergence = (progress.sums / progress.sum_tokens).tolist()
         ppl = perplexity(nll)
         now = time.monotonic()
         seconds = max(1e-9, now - self.recorded_at)
@@ -322,7 +322,7 @@ class Trainer:
             f"loss {loss:.3f}  ppl {two_decimals(ppl)}  {record['tokens_per_second']:,.0f} tok/s"
         )
         bar.set_postfix_str(summary)
-        remaining = seconds / max(1, self.recorded_steps) * (last_step - progress.step)
+        remaining = seconds / self.recorded_steps * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
         text += f"  lr {rate:.2e}  grad {two_decimals(float(norm))}"
         text += f"  left {tqdm.format_interval(remaining)}"
