@@ -63,10 +63,8 @@ class Figures:
     disk_bytes: int  # at most, during the run
     state_bytes: int  # weights, moments and sums of gradients in memory
 
-    def lines(self, blocks: str | None) -> list[str]:
-        """Return the lines for people; `blocks` shows the micro-batches of each process, if there
-        are several.
-        """
+    def lines(self) -> list[str]:
+        """Return the lines for people."""
         size = filesize.decimal
         return [
             f"model: {self.parameters:,} parameters, vocabulary {self.vocab_size:,}",
@@ -74,7 +72,6 @@ class Figures:
             f"batches: about {self.steps_per_epoch:,} steps an epoch, about "
             f"{self.tokens_per_step:,} target tokens a step; {self.max_steps:,} steps are "
             f"{_epochs(self.epochs)}",
-            *([f"micro-batches of a step by process: {blocks}"] if blocks else []),
             f"learning rate: {self.schedule}, peak {self.peak_lr:.3e} at step {self.peak_step:,}",
             f"checkpoints: {size(self.checkpoint_bytes)} each, {size(self.disk_bytes)} at most",
             f"memory: {size(self.state_bytes)} of weights, moments and sums of gradients",
@@ -257,8 +254,10 @@ def make_forecast(
     work = 6.0 * parameters * figures.tokens_per_step * train.max_steps / ranks.size
     seconds = work / (MAX_OPERATIONS * machine.threads) if machine.device == "cpu" else None
     found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
-    shown = str(blocks) if ranks.size > 1 else None
-    return Forecast(figures, figures.lines(shown), list(filter(None, found)), seconds)
+    lines = figures.lines()
+    if ranks.size > 1:
+        lines.append(f"micro-batches of a step by process: {blocks}")
+    return Forecast(figures, lines, list(filter(None, found)), seconds)
 
 
 def _epochs(count: float) -> str:
