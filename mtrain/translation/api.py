@@ -1,9 +1,7 @@
 """The Python interface of a trained model: `mtrain.load` returns a `Model`."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from typing import Any, overload
 
 import numpy as np
@@ -15,7 +13,7 @@ from mtrain.runtime.log import TruncatedLines
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.threads import begin_child
+from mtrain.translation.threads import prepare_forks
 from mtrain.translation.translator import Translation, Translator, check_options
 
 
@@ -24,7 +22,7 @@ class Model:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
-        _prepare_forks()
+        prepare_forks()
 
     @overload
     def translate(self, text: str, *, n_best: None = None, **search: Any) -> str: ...
@@ -117,14 +115,6 @@ class Model:
     def _own_precision(self) -> torch.autocast:
         """Return a context in which the caller's autocast has no effect."""
         return torch.autocast(self.loaded.device.type, enabled=False)
-
-
-@cache
-def _prepare_forks() -> None:
-    """Let forked processes compute in one thread: OpenMP's threads do not survive a fork, and a
-    process would wait for them for ever.
-    """
-    os.register_at_fork(after_in_child=begin_child)
 
 
 def _as_argument(name: str) -> str:

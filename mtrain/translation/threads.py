@@ -5,10 +5,11 @@ its own batch than if they share each product. Cores that share also wait for ea
 product, which takes several times as long if another program uses one of them.
 """
 
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from typing import TypeVar
 
@@ -68,9 +69,14 @@ _torch_threads = _TorchThreads()
 kept_threads = _torch_threads.kept
 
 
-def begin_child() -> None:
-    """Let a forked process compute in one thread: OpenMP's threads do not survive a fork, and a
+@cache
+def prepare_forks() -> None:
+    """Let forked processes compute in one thread: OpenMP's threads do not survive a fork, and a
     process would wait for them for ever.
     """
+    os.register_at_fork(after_in_child=_begin_child)
+
+
+def _begin_child() -> None:
     _torch_threads.forget()
     torch.set_num_threads(1)
