@@ -58,7 +58,7 @@ class DecoderState:
             past, source = keep_sentences(sentences, past, source)
             src_bias = src_bias.index_select(0, sentences)
         W = len(rows) // max(1, len(src_bias))
-        if sentences is None and W == slots:
+        if sentences is None and slots == W:
             return DecoderState(past, self.time, lineage, buffers)
         if slots < W:
             past = _enlarged(past, self.time, past.shape[4], W)

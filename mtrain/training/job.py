@@ -303,8 +303,10 @@ class Job:
         return preparation.tokenizer.proto
 
     def _trainer(self, prepared: Prepared) -> Trainer:
-        job = self.stop, self.ranks, self.metric, self.step_batches
-        return Trainer(Session(self.config, prepared, self.run, *job))
+        session = Session(
+            self.config, prepared, self.run, self.stop, self.ranks, self.metric, self.step_batches
+        )
+        return Trainer(session)
 
     def _log_end(self, trainer: Trainer, state: str) -> None:
         """Log the end of the run on rank 0, unless its files cannot be read."""
