@@ -79,15 +79,9 @@ def cached(
                 manifest.write_directory(path, fill)
                 item = read_cached(key, read)
     except OSError as error:
-        # a folder above the item that is missing here cannot be made, as in /proc
-        is_gone = isinstance(error, FileNotFoundError)
-        is_gone = is_gone and Path(error.filename or path) not in path.parents
-        advice = (
-            "run the same command again" if is_gone else "set MTRAIN_CACHE to another directory"
-        )
         raise UserError(
             f"{error.filename or path}: cannot store the prepared text: {error.strerror or error}; "
-            f"{advice}"
+            "set MTRAIN_CACHE to another directory, or run the same command again"
         ) from None
     if item is None:
         raise UserError(f"{path}: cannot read the prepared text back; check the disk")
