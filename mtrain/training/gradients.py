@@ -125,13 +125,6 @@ class Blocks:
         """Number of micro-batches of the first block; no block has more."""
         return len(self.of(0))
 
-    def __str__(self) -> str:
-        sizes = [len(self.of(rank)) for rank in range(self.ranks)]
-        note = f"more than {self.micro_batches} processes would leave some idle"
-        if 0 in sizes:
-            note = f"idle processes: {sizes.count(0)}"
-        return f"{', '.join(map(str, sizes))}; {note}"
-
     def of(self, rank: int) -> range:
         """Return the micro-batches that a rank computes."""
         start, stop = (min(self.micro_batches, n * self.width) for n in (rank, rank + 1))

@@ -256,7 +256,8 @@ def make_forecast(
     found = disk_warning(new_bytes, Path(config.run_dir)), _thread_warning(machine, ranks)
     lines = figures.lines()
     if ranks.size > 1:
-        lines.append(f"micro-batches of a step by process: {blocks}")
+        sizes = ", ".join(str(len(blocks.of(rank))) for rank in range(ranks.size))
+        lines.append(f"micro-batches of a step by process: {sizes}")
     return Forecast(figures, lines, list(filter(None, found)), seconds)
 
 

@@ -168,19 +168,16 @@ def test_ranks_add_as_one_tree(tmp_path: Path, size: int) -> None:
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [True] * 11, rank
 
 
-IDLE = "more than 12 processes would leave some idle"
-
-
 @pytest.mark.parametrize(
-    ("count", "ranks", "sizes", "note"),
+    ("count", "ranks", "sizes"),
     [
-        (12, 2, [8, 4], IDLE),
-        (12, 3, [4, 4, 4], IDLE),
-        (12, 8, [2] * 6 + [0] * 2, "idle processes: 2"),
-        (5, 3, [2, 2, 1], IDLE.replace("12", "5")),
+        (12, 2, [8, 4]),
+        (12, 3, [4, 4, 4]),
+        (12, 8, [2] * 6 + [0] * 2),
+        (5, 3, [2, 2, 1]),
     ],
 )
-def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int], note: str) -> None:
+def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int]) -> None:
     blocks = Blocks(count, ranks)
     assert [len(blocks.of(rank)) for rank in range(ranks)] == sizes
     assert [index for rank in range(ranks) for index in blocks.of(rank)] == list(range(count))
@@ -188,7 +185,6 @@ def test_each_rank_computes_a_subtree(count: int, ranks: int, sizes: list[int], 
         blocks.of(rank).start % blocks.width == 0 for rank in range(len(sizes)) if sizes[rank]
     )
     assert blocks.largest == max(sizes)
-    assert str(blocks) == f"{', '.join(map(str, sizes))}; {note}"
 
 
 @pytest.mark.parametrize("pairs", [3, pytest.param(12, marks=pytest.mark.slow)])
@@ -318,7 +314,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(
         )
     three = train_by(3, config, run, hooks={2: partial(at_step, 10, kill_self)})
     assert three.codes[2] == -signal.SIGKILL
-    assert "by process: 1, 1, 0; idle processes: 1" in three.told[0]
+    assert "by process: 1, 1, 0\n" in three.told[0]
     alone = train_by(1, config, run, "train.step_batches=2")
     assert alone.codes == [0], alone.told
     assert differences(run, undisturbed) == []
