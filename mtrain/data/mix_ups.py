@@ -279,10 +279,9 @@ def _numbered_sides(
     ):
         count, others = (sum(map(bool, matches)) for matches in (own, other))
         if count >= most and 5 * others < most:
-            few = f"only {others / len(own):.0%}" if 100 * others >= len(own) else "hardly any"
             yield (
-                f"{count / len(own):.0%} of the {name} begin with a number, but {few} of the "
-                f"{other_name}; remove the numbers"
+                f"{count / len(own):.0%} of the {name} begin with a number, but only "
+                f"{others / len(own):.0%} of the {other_name}; remove the numbers"
             )
 
 

@@ -387,12 +387,12 @@ def test_the_texts_of_a_side_are_judged_from_20_on(config: Config, kind: str, fo
         (
             "{}",
             "{row}. {}",
-            "100% of the targets begin with a number, but hardly any of the sources",
+            "100% of the targets begin with a number, but only 0% of the sources",
         ),
         (
             "{row}\t{}",
             "{}",
-            "100% of the sources begin with a number, but hardly any of the targets",
+            "100% of the sources begin with a number, but only 0% of the targets",
         ),
         ("     {row}\t{}", "{row}. {}", "nearly all texts of both sides begin with line numbers"),
         ("{half}. {}", "{half}. {}", ""),  # some other number of both sides
