@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich import filesize
 from tqdm import tqdm
 
 from mtrain.config.corpora import Corpus, TextCorpus
@@ -413,27 +412,25 @@ class Synthesizer:
             )
 
     def describe_missing(self, timed: bool) -> str:
-        """Describe the text to translate, its size and, if `timed`, the time that it takes."""
+        """Describe the text to translate and, if `timed`, the time that it takes."""
         remaining = 0
         sample = list[Pair]()
-        size = 0
         for number, pairs in enumerate(self._shards(Counter())):
             self.stop.check()
             if not (cache_directory() / self._name(number, pairs)).is_dir():
                 remaining += len(pairs)
                 sample = sample or pairs[:TIMED]
-            size += 2 * sum(len(given.encode()) for given, _ in pairs)
         if not remaining:
             return f"all of {self.name} is translated in the cache; training starts with it"
         models = ", ".join(self.entry.model)
         text = f"{remaining:,} lines of {self.name}, to be translated by {models}"
-        if timed and sample:
+        if timed:
             _ = self._translator  # loading does not count
             started = time.perf_counter()
             self._translate(0, sample)
             seconds = (time.perf_counter() - started) / len(sample) * remaining
             text += f" in about {tqdm.format_interval(max(1.0, seconds))}"
-        return f"{text}, to about {filesize.decimal(size)}"
+        return text
 
 
 def _open_shard(path: Path) -> LineShard:
