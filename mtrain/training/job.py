@@ -69,10 +69,7 @@ def train(
 
 
 def dry_run(
-    config: Config,
-    stop: Stop,
-    config_file: Path | None = None,
-    metric: ExternalMetric | None = None,
+    config: Config, stop: Stop, config_file: Path | None, metric: ExternalMetric | None
 ) -> dict[str, Any] | None:
     """Load everything and log what training would do; only the cache of tokenized text is written.
     Return the forecast as figures on rank 0.
@@ -83,7 +80,7 @@ def dry_run(
         return ranks.on_rank_0(job.dry_run)
 
 
-def build_data(config: Config, stop: Stop, config_file: Path | None = None) -> None:
+def build_data(config: Config, stop: Stop, config_file: Path | None) -> None:
     """Prepare the text of a config: synthetic text is stored in the run directory, other text in
     the cache.
     """
@@ -112,8 +109,8 @@ class Job:
         config: Config,
         stop: Stop,
         ranks: Ranks,
-        config_file: Path | None = None,
-        metric: ExternalMetric | None = None,
+        config_file: Path | None,
+        metric: ExternalMetric | None,
     ) -> None:
         self.config = config
         self.stop = stop
