@@ -63,34 +63,31 @@ def rounded(length: int, least: int = 1) -> int:
 
 
 class RecordedState:
-    """The cache of `count` sentences, `width` hypotheses each, after `time` positions. A decoder
-    has one such state at a time.
+    """The cache of `count` sentences after `time` positions. A decoder has one such state at a
+    time.
     """
 
     def __init__(self, decoder: "RecordedDecoder", size: Size, count: int) -> None:
         self.decoder, self.size, self.count = decoder, size, count
-        self.width = 1
         self.time = 0
         self.memory = decoder.memory(size)
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> "RecordedState":
         """Select hypotheses and sentences, as `DecoderState.select` does."""
         memory, used, slots = self.memory, self.time + 1, self.size.W
-        lineage = memory.lineage[: self.count, : self.width, :used].flatten(0, 1)[rows]
+        lineage = memory.lineage[: self.count, :, :used].flatten(0, 1)[rows]
         if sentences is not None:
             self.count = len(sentences)
             keep_sentences(sentences, memory.past, memory.source)
             memory.src_bias[: self.count] = memory.src_bias[sentences]
-        self.width = len(rows) // self.count
-        B = self.size.B
-        W = max(slots, self.width)
+        B, W = self.size.B, len(rows) // self.count
         if max(MIN_SENTENCES, self.count) <= B // 4:
             B //= 4
         if (self.size.B, slots) != (B, W):
             del memory  # so that `resize` frees it first
             self.resize(self.size._replace(B=B, W=W))
-        lineage = lineage.view(self.count, self.width, used, slots)
-        self.memory.lineage[: self.count, : self.width, 1:used, :slots] = lineage[:, :, 1:]
+        lineage = lineage.view(self.count, W, used, slots)
+        self.memory.lineage[: self.count, :, 1:used, :slots] = lineage[:, :, 1:]
         return self
 
     def resize(self, size: Size) -> None:
@@ -126,13 +123,13 @@ class RecordedState:
     def advance(self, tokens: Tensor, position: Tensor) -> Tensor:
         """Return the logits (N, V) that follow tokens (N,) at a position (1, D)."""
         memory = self.memory
-        memory.tokens[: self.count, : self.width] = tokens.reshape(self.count, self.width)
+        memory.tokens[: self.count] = tokens.reshape(self.count, -1)
         memory.position.copy_(position)
         self.decoder.replay(self.size, memory)
         self.time += 1
         memory.past[..., self.time, :, :] = memory.past[..., 0, :, :]
         memory.lineage[:, :, self.time] = memory.lineage[:, :, 0]
-        return memory.logits[: self.count, : self.width].flatten(0, 1)
+        return memory.logits[: self.count].flatten(0, 1)
 
 
 class RecordedDecoder:
