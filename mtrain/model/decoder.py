@@ -57,7 +57,7 @@ class DecoderState:
         if sentences is not None:
             past, source = keep_sentences(sentences, past, source)
             src_bias = src_bias.index_select(0, sentences)
-        W = len(rows) // max(1, len(src_bias))
+        W = len(rows) // len(src_bias)
         if sentences is None and slots == W:
             return DecoderState(past, self.time, lineage, buffers)
         if slots < W:
