@@ -89,7 +89,7 @@ class Store:
     def lengths_of(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the lengths without eos of the pairs `start` to `stop` - 1, shape (pairs, 2)."""
         parts = [np.zeros((0, 2), np.int64)]
-        first = max(0, bisect_right(self.starts, start) - 1)
+        first = bisect_right(self.starts, start) - 1
         last = bisect_left(self.starts, stop)
         for corpus, begin in zip(self.corpora[first:last], self.starts[first:last], strict=False):
             low, high = max(start - begin, 0), min(stop - begin, len(corpus))
