@@ -1,7 +1,6 @@
 """Forced scoring: the log-probability that a model gives to existing translations."""
 
 import math
-from collections.abc import Callable, Generator
 from contextlib import closing
 from functools import partial
 
@@ -17,7 +16,7 @@ from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.translation.loading import NOT_A_NUMBER, LoadedModel
-from mtrain.translation.threads import MAX_THREADS, in_threads, kept_threads
+from mtrain.translation.threads import in_threads, kept_threads
 from mtrain.translation.translator import out_of_memory_message
 
 MAX_LOGITS = 1 << 24  # computed at a time
@@ -74,22 +73,13 @@ class Scorer:
             with out_of_memory_as(out_of_memory_message(*size, lower)):
                 return self._batch_nll([(src[i], tgt[i]) for i in indices])
 
-        with kept_threads(), closing(self._results(score, batches)) as results:
+        on_cpu = self.loaded.device.type == "cpu"
+        scored = in_threads(score, batches) if on_cpu else (score(batch) for batch in batches)
+        with kept_threads(), closing(scored) as results:
             for indices, nll in zip(batches, results, strict=True):
                 self.loaded.check_stop()
                 result[torch.from_numpy(indices)] = nll
         return result
-
-    def _results(
-        self, score: Callable[[NDArray[np.int64]], Tensor], batches: list[NDArray[np.int64]]
-    ) -> Generator[Tensor]:
-        """Yield the scores of each batch; on a CPU, several batches are scored at a time."""
-        threads = torch.get_num_threads()
-        at_once = min(threads, len(batches), MAX_THREADS)
-        if self.loaded.device.type == "cpu" and at_once > 1:
-            yield from in_threads(score, batches, at_once, threads // at_once)
-        else:
-            yield from map(score, batches)
 
     @torch.no_grad()
     def _batch_nll(self, pairs: IdPairs) -> Tensor:

@@ -22,12 +22,17 @@ Result = TypeVar("Result")
 
 
 def in_threads(
-    work: Callable[[Item], Result], items: Sequence[Item], count: int, torch_threads: int
+    work: Callable[[Item], Result], items: Sequence[Item], torch_threads: int | None = None
 ) -> Generator[Result]:
-    """Yield the results of `work`, in order, from `count` threads of Python, each with
-    `torch_threads` threads of torch. Use it within `kept_threads`.
+    """Yield the results of `work`, in order, from up to `MAX_THREADS` threads of Python, which
+    divide torch's threads, or have `torch_threads` of them each. Use it within `kept_threads`.
     """
-    set_threads = partial(torch.set_num_threads, torch_threads)
+    threads = torch.get_num_threads()
+    count = min(threads, len(items), MAX_THREADS)
+    if count < 2 and torch_threads in (None, threads):
+        yield from map(work, items)
+        return
+    set_threads = partial(torch.set_num_threads, torch_threads or threads // count)
     pool = ThreadPoolExecutor(max(1, count), initializer=set_threads)
     try:
         yield from pool.map(work, items)

@@ -241,17 +241,14 @@ class Translator:
         # make the decoder before several threads or processes use it
         _ = self.loaded.decoder
         translate = partial(self.translate_batch, scored=scored)
-        threads = torch.get_num_threads()
-        at_once = min(threads, len(batches), MAX_THREADS)
         results: Generator[Translated]
-        is_simple = at_once < 2 and self.threads in (None, threads)
         processes = self._max_at_once if self.in_processes else 0
-        if self.loaded.device.type != "cpu" or is_simple:
+        if self.loaded.device.type != "cpu":
             results = (translate(batch) for batch in batches)
         elif processes >= MIN_PROCESSES and len(batches) >= processes:
             results = _in_processes(translate, batches, processes)
         else:
-            results = in_threads(translate, batches, at_once, self.threads or threads // at_once)
+            results = in_threads(translate, batches, self.threads)
         with closing(results):
             for translated in results:
                 self.loaded.check_stop()
