@@ -133,7 +133,7 @@ class Learner:
     def __init__(
         self, config: Config, vocab_size: int, ids: SpecialIds, ranks: Ranks, blocks: Blocks
     ) -> None:
-        self.config, self.ids, self.blocks = config, ids, blocks
+        self.config, self.ids = config, ids
         self.machine = MachineSettings.of(config, ranks, blocks)
         self.device = device_of(config.train.device, ranks)
         torch.set_num_threads(self.machine.threads)
