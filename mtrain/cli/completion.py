@@ -1,4 +1,4 @@
-"""Shell completion of runs, settings, sets and tokenizers; Typer completes the rest.
+"""Shell completion of runs, settings and sets; Typer completes the rest.
 
 Slow imports wait until a completion needs them.
 """
@@ -49,10 +49,3 @@ def sets(context: typer.Context) -> list[str]:
     with suppress(UserError, OSError, IndexError, ValueError):
         return list(names(read_run_of(Path(expand_path(str(models[0]))))))
     return []
-
-
-def tokenizers() -> list[str]:
-    """Complete a tokenizer of BLEU."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    return list(BLEU.TOKENIZERS)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from mtrain.cli import completion
-from mtrain.config.languages import language_error
+from mtrain.config.languages import Tokenizer, language_error
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
 
@@ -186,7 +186,7 @@ Language = Annotated[
     str | None, value("CODE", "Target language; chooses the tokenizer.", parser=as_language)
 ]
 TOKENIZE = "sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ..."
-Tokenize = Annotated[str | None, value("NAME", TOKENIZE, complete=completion.tokenizers)]
+Tokenize = Annotated[Tokenizer | None, choice(TOKENIZE, metavar="NAME")]
 Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
 Json = Annotated[bool, flag("Print one JSON object.", "--json")]
 DEVICES = ["auto", "cpu", "cuda", "mps"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mtrain.cli import opening, options
 from mtrain.cli.options import file, path, value
 from mtrain.cli.streams import check_output, print_json, print_text
+from mtrain.config.languages import FETCHED, Tokenizer, language_code, tokenizer_for
 from mtrain.runtime import log
 from mtrain.runtime.console import writing
 from mtrain.runtime.errors import RefusedError, UserError
@@ -44,7 +45,6 @@ def evaluate(
     if run is not None:
         model = [opening.argument_or_option(run, model, options.RUN)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
-    from mtrain.config.languages import tokenizer_for
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
     from mtrain.scoring.notes import find_faults
     from mtrain.scoring.references import read_aligned, read_references, read_source
@@ -81,12 +81,10 @@ def evaluate(
         log.logger.warning("%s", note)
 
 
-def _tokenizer_of(config: "Config") -> str | None:
+def _tokenizer_of(config: "Config") -> Tokenizer | None:
     """Return the tokenizer that a model's config names, if any. Refuse one that sacreBLEU would
     download: the model may be from somebody else.
     """
-    from mtrain.config.languages import FETCHED
-
     tokenize = config.data.bleu_tokenize
     if tokenize in FETCHED:
         raise RefusedError(
@@ -123,7 +121,6 @@ def _warn_of_direction(
     """Warn of a tag for translation to another language than `tgt_lang`, that of the references, or
     else if sources and references seem to be swapped.
     """
-    from mtrain.config.languages import language_code
     from mtrain.scoring.references import warn_of_swapped
 
     targets = {tag: [tgt for _, tgt in loaded.tagged(tag).directions] for tag in loaded.tags}

@@ -46,12 +46,9 @@ class Score:
 
 
 def check_tokenizer(name: str) -> None:
-    """Raise `RefusedError` unless sacreBLEU has this tokenizer and its libraries are installed."""
+    """Raise `RefusedError` unless the libraries of a tokenizer are installed."""
     from sacrebleu.metrics.bleu import BLEU
 
-    if name not in BLEU.TOKENIZERS:
-        names = ", ".join(BLEU.TOKENIZERS)
-        raise RefusedError(f"--tokenize {name}: unknown; sacreBLEU has {names}")
     try:
         BLEU(tokenize=name)
     except (OSError, ImportError, RuntimeError) as error:

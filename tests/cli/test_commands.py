@@ -462,7 +462,7 @@ MISTAKES = [
     ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
     ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "invalid UTF-8"]),
     ("eval -r {empty} --hypothesis {empty}", 1, ["empty: holds no lines"]),
-    ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["moses", "13a"]),
     ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
     ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
     # comparisons
@@ -472,7 +472,7 @@ MISTAKES = [
     ("compare {run} {src} -r {ref}", 2, ["is a directory; give files", "/run -i SRC -o FILE"]),
     ("compare {src} {short} -r {ref}", 1, ["short has 2 lines", "reference has 6"]),
     ("compare {src} {tmp}/none -r {ref}", 1, ["none: cannot read: No such file"]),
-    ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["--tokenize moses", "13a"]),
+    ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["moses", "13a"]),
     ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
     # runs
     ("verify {tmp}/none", 1, ["none: no such directory"]),

@@ -180,12 +180,6 @@ def test_a_missing_extra_is_named(
     assert f"pip install 'mtrain[{language}]'" in text
 
 
-def test_an_unknown_tokenizer_is_refused() -> None:
-    check_tokenizer("char")
-    with pytest.raises(RefusedError, match=r"--tokenize moses: unknown; sacreBLEU has .*13a"):
-        check_tokenizer("moses")
-
-
 def test_a_damaged_model_of_a_tokenizer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
