@@ -216,13 +216,7 @@ class Checker:
         if processes < 2 or not CAN_FORK or self.expected[findings.name] < MANY_PAIRS:
             return (check(rows) for rows in parts)
         return map_tasks(
-            check,
-            parts,
-            processes,
-            WORKER_DIED,
-            forked=True,
-            inline=True,
-            check_stop=self.stop.check,
+            check, parts, processes, WORKER_DIED, forked=True, check_stop=self.stop.check
         )
 
     def _check_train(

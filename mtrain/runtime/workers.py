@@ -38,7 +38,6 @@ CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 AHEAD = 4  # tasks per process that may begin before the next result is known
 CHECK_SECONDS = 0.2  # seconds between checks for a request to stop
 CAN_FORK = sys.platform == "linux"  # on macOS, system libraries may fail in a forked process
-NO_PROCESS = "cannot start a process"
 LIMITS = "close other programs, or raise the limits of this one (ulimit -u, ulimit -n)"
 PR_SET_PDEATHSIG = 1  # option of prctl: a signal for this process when its parent dies
 
@@ -87,7 +86,6 @@ def map_tasks(
     died_message: str,
     *,
     forked: bool = False,
-    inline: bool = False,
     check_stop: Callable[[], object] = lambda: None,
 ) -> Generator[Result]:
     """Yield the result of `work` for each task, in order, from up to `number` processes. A process
@@ -96,8 +94,7 @@ def map_tasks(
     dies. `check_stop` is called regularly while results are awaited, and may raise.
 
     If `forked`, processes start in some milliseconds and share the memory of this one. They must
-    not wait for its other threads: with torch, `work` sets the number of threads to 1. If `inline`,
-    this process does the tasks where the system cannot start another.
+    not wait for its other threads: with torch, `work` sets the number of threads to 1.
     """
     workers: list[Worker] = []
     numbered = enumerate(tasks)
@@ -110,7 +107,7 @@ def map_tasks(
         while task is not None or busy or results:
             while task is not None and task[0] - next_result < AHEAD * number:
                 if not idle and len(workers) < number:
-                    if _add(workers, work, forked=forked, is_needed=not inline):
+                    if _add(workers, work, forked=forked):
                         idle.append(workers[-1][1])
                     else:
                         number = len(workers)  # continue with the processes that have started
@@ -121,11 +118,6 @@ def map_tasks(
                     pipe.send(task[1])
                 busy[pipe] = task[0]
                 task = next(numbered, None)
-            if task is not None and number == 0:  # no process could start
-                check_stop()
-                yield work(task[1])
-                task = next(numbered, None)
-                continue
             if next_result in results:
                 yield results.pop(next_result)
                 next_result += 1
@@ -158,15 +150,13 @@ def _reporting(died_message: str) -> Iterator[None]:
         raise UserError(died_message) from None
 
 
-def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool, is_needed: bool) -> bool:
-    """Start another process, if the system can; raises `UserError` if it cannot start the first,
-    and one is needed.
-    """
+def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:
+    """Start another process, if the system can; raises `UserError` if it cannot start the first."""
     try:
         workers.append(_start(work, [pipe for _, pipe in workers], forked=forked))
     except OSError as error:  # too many processes or open files, or no memory
-        if is_needed and not workers:
-            raise UserError(f"{NO_PROCESS}: {error.strerror}; {LIMITS}") from None
+        if not workers:
+            raise UserError(f"cannot start a process: {error.strerror}; {LIMITS}") from None
         return False
     return True
 
