@@ -237,14 +237,16 @@ def check_writable(path: Path) -> None:
 
 
 def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) -> None:
-    """Refuse an output that would overwrite an input, or be read as one while it grows."""
+    """Refuse an output that would overwrite an input, or be read as one while it grows. Terminals,
+    pipes and devices can be both.
+    """
     if output is None:
         return
     for source in filter(None, inputs):
-        read = _identities(0 if str(source) == "-" else str(source), regular_only=True)
-        if _written(str(output)) & read:
-            name = "stdout" if str(output) == "-" else output
-            raise RefusedError(f"{name}: is an input, too; write to another file")
+        name = 0 if str(source) == "-" else str(source)
+        if _is_regular(name) and _written(str(output)) & _identities(name):
+            shown = "stdout" if str(output) == "-" else output
+            raise RefusedError(f"{shown}: is an input, too; write to another file")
 
 
 def refuse_one_file(output: str, other: str, option: str) -> None:
@@ -261,14 +263,20 @@ def _written(output: str) -> set[object]:
     return _identities(output) | _identities(partial)
 
 
-def _identities(name: str | int, *, regular_only: bool = False) -> set[object]:
+def _is_regular(name: str | int) -> bool:
+    """Whether a path or the number of a stream leads to a regular file."""
+    try:
+        return stat.S_ISREG(os.stat(name).st_mode)
+    except OSError:
+        return False
+
+
+def _identities(name: str | int) -> set[object]:
     """Return the identities of a path or of the number of a stream: the number, or the path with
-    links resolved; and if the file exists, and is a regular one if `regular_only`, device and
-    inode.
+    links resolved; and if the file exists, device and inode.
     """
     identities: set[object] = {name if isinstance(name, int) else os.path.realpath(name)}
     with suppress(OSError):
         status = os.stat(name)
-        if stat.S_ISREG(status.st_mode) or not regular_only:
-            identities.add((status.st_dev, status.st_ino))
+        identities.add((status.st_dev, status.st_ino))
     return identities

@@ -245,7 +245,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 ONE = "out=out out=./out out=there/../out out=link old=hard out=out.partial out.partial=out -=-"
 TWO = "out=links old=out -=out -=/dev/null /dev/null=/dev/null"
 READ = "text=text text=./text link=text tex=tex.partial"
-NOT_READ = "text.partial=text out=text -=-"
+NOT_READ = "text.partial=text out=text -=- /dev/null=/dev/null"
 
 
 @pytest.fixture
