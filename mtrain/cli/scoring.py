@@ -123,25 +123,18 @@ def _warn_of_direction(
     """
     from mtrain.scoring.references import warn_of_swapped
 
-    targets = {tag: [tgt for _, tgt in loaded.tagged(tag).directions] for tag in loaded.tags}
-    code = language_code(tgt_lang or "")
-    fitting = [tag for tag in loaded.tags if code in map(language_code, targets[tag])]
-    if loaded.tag is None or tgt_lang is None or loaded.tag in fitting:
+    targets = [tgt for _, tgt in loaded.directions]
+    is_fitting = language_code(tgt_lang or "") in map(language_code, targets)
+    if loaded.tag is None or tgt_lang is None or is_fitting:
         warn_of_swapped(sources, references, loaded.directions)
         return
-    data = loaded.config.data
-    untagged = [data.languages(corpus)[1] for corpus in data.train if corpus.tag is None]
-    advice = f"the model does not translate to {tgt_lang}; give other references"
-    if fitting:
-        advice = f"choose --tag {' or '.join(fitting)}"
-    elif code in map(language_code, untagged):
-        advice = "leave --tag out"
     log.logger.warning(
-        "--tag %s: translates to %s, but the references are in %s, so the scores mean nothing; %s",
+        "--tag %s: translates to %s, but the references are in %s, so the scores mean nothing; "
+        "choose another tag of the model (%s), leave the tag out, or give other references",
         loaded.tag,
-        " and ".join(targets[loaded.tag]),
+        " and ".join(targets),
         tgt_lang,
-        advice,
+        ", ".join(loaded.tags),
     )
 
 

@@ -163,13 +163,11 @@ def _columns_of(
     names = [name.strip() for name in (columns or "").split(",")]
     if len(names) == 2 and all(names):
         return names[0], names[1]
-    options = {
-        "tmx": "--src-lang en --tgt-lang de, with its languages",
-        "tsv": "--columns 0,1, with the numbers or names of its columns",
-    }
-    advice = options.get(kind, "--columns en,de, with the names of its columns")
-    if columns is not None and kind != "tmx":
-        raise RefusedError(f"--columns {columns}: expected two columns; give {advice}")
+    if columns is not None:
+        raise RefusedError(f"--columns {columns}: expected two columns, such as 0,1 or en,de")
+    advice = "--columns, with the names of its columns or their numbers from 0, as in 0,1"
+    if kind == "tmx":
+        advice = "--src-lang en --tgt-lang de, with its languages"
     raise RefusedError(f"mtrain init: {src} is a table; add {advice}")
 
 

@@ -86,10 +86,8 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     except SafetensorError as error:  # a full disk
         raise OSError(first_line(error)) from None
     _write_tokenizer(directory, loaded)
-    for tag in loaded.config.tags:
-        if not re.fullmatch(">>.+<<", tag):
-            logger.warning("MarianTokenizer does not read %s: put its id before the others", tag)
-            break
+    if unread := [tag for tag in loaded.config.tags if not re.fullmatch(">>.+<<", tag)]:
+        logger.warning("MarianTokenizer does not read %s: put its id before the others", unread[0])
 
 
 def load(directory: Path, tokenizer: Tokenizer) -> Engine:

@@ -181,11 +181,8 @@ def expand_path(text: str) -> str:
     if path.startswith("~"):
         user = path.partition("/")[0]
         raise ValueError(f"{user} has no home directory here; write the path out")
-    match = VARIABLE.search(path)
-    if match and match[0] in text:
+    if match := VARIABLE.search(path):
         raise ValueError(f"{match[0]} is not set; set it or write the path out")
-    if match:  # the stored path would be expanded again
-        raise ValueError(f"holds {match[0]} when it is expanded; use a path without it")
     if text and not path:
         raise ValueError(f"{text} is empty; set it or write the path out")
     return path
