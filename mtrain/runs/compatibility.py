@@ -100,22 +100,13 @@ def refuse_lost_checkpoints(run: RunDirectory, status: Status | None, save_every
     last = 0
     if history is not None and history.steps:
         last = max(history.steps)
-    elif status is not None and _has_saved(status, save_every, run.checkpoints):
+    elif status is not None and status.step > save_every:  # the first save may have failed
         last = status.step
     if last:
         raise RefusedError(
             f"{run.checkpoints}: the checkpoints of this run are gone; it had reached step "
             f"{last}; restore them, or choose another run_dir to start again"
         )
-
-
-def _has_saved(status: Status, save_every: int, checkpoints: Path) -> bool:
-    """Whether a run that ended with this status had saved a checkpoint."""
-    if status.state in ("complete", "stopped", "running"):
-        return True
-    if checkpoints.is_dir():  # empty if the first save failed, as on a full disk
-        return status.step > save_every
-    return status.step >= save_every
 
 
 def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
@@ -198,7 +189,8 @@ def _has(run: RunDirectory, name: str) -> bool:
     if (run.path / name).exists():
         return True
     if layout.named_checkpoints(run.checkpoints):
-        copy = reader.copy_of_settings(run.path) if name == layout.CONFIG else None
-        advice = f"restore it from {copy}" if copy else "use another run_dir"
+        advice = "use another run_dir"
+        if name == layout.CONFIG:
+            advice = f"restore it ({reader.COPIES})"
         raise RefusedError(f"{run.path}: holds checkpoints but no {name}; {advice}")
     return False

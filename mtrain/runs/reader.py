@@ -6,17 +6,16 @@ import io
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from mtrain.config.corpora import Corpus
-from mtrain.config.loading import load_stored_config, parse_stored_config
+from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, strip_line_ends
-from mtrain.runs import layout, manifest, records
+from mtrain.runs import layout, records
 from mtrain.runs.history import History
 from mtrain.runs.manifest import MissingError
 from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status
@@ -31,6 +30,7 @@ MAX_LINES = 10_000_000  # of a file of translations
 MAX_LOG_BYTES = 64 << 20
 MAX_MESSAGE_BYTES = 4096  # of a line of the log
 LINK = "a link, where mtrain writes a file or directory"
+COPIES = "each checkpoint of the run has a copy of this file"
 
 
 @dataclass(frozen=True)
@@ -131,33 +131,14 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
 
 
 def read_settings(run_dir: Path) -> tuple[str, Config]:
-    """Return the text and the settings of a run's `config.yaml`; raises `RefusedError`, which names
-    a copy of a damaged or missing one.
-    """
+    """Return the text and the settings of a run's `config.yaml`; raises `RefusedError`."""
     path = run_dir / layout.CONFIG
     try:
         text = read_text(path, is_stored=True)
         return text, parse_stored_config(text, str(path))
     except RefusedError as error:
-        copy = copy_of_settings(run_dir)
-        if copy is None:
-            raise
         *lines, last = error.args
-        word = "or restore" if path.exists() else "restore"
-        raise RefusedError(*lines, f"{last}; {word} it from {copy}") from None
-
-
-def copy_of_settings(run_dir: Path) -> Path | None:
-    """Return the newest intact `config.yaml` of the checkpoints of a run; None if there is none."""
-    with suppress(UserError, OSError):
-        refuse_link(run_dir / layout.CHECKPOINTS)
-        for path in reversed(layout.complete_checkpoints(run_dir / layout.CHECKPOINTS)):
-            with suppress(UserError, OSError):
-                refuse_link(path)
-                manifest.verify(path, layout.CONFIG)
-                load_stored_config(path / layout.CONFIG)
-                return path / layout.CONFIG
-    return None
+        raise RefusedError(*lines, f"{last} ({COPIES})") from None
 
 
 def read_vocabulary(run_dir: Path) -> bytes | None:
