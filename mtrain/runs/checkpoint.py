@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain, islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, getrlimit
 
@@ -139,10 +139,9 @@ def last_scheduled(directory: Path, last: int, train: TrainConfig, count: int) -
     `last` should have, oldest first.
     """
     every = train.save_every
-    earlier = range((last - 1) // every * every, 0, -every)
-    scheduled = filter(train.is_scheduled, chain((last,), earlier))
-    wanted = islice(scheduled, count)  # lazily: there may be any number of earlier steps
-    return [directory / layout.step_name(step) for step in wanted][::-1]
+    steps = [last] if train.is_scheduled(last) else []
+    steps += range((last - 1) // every * every, 0, -every)[:count]
+    return [directory / layout.step_name(step) for step in steps[:count]][::-1]
 
 
 def intact_suffix(paths: list[Path]) -> list[Path]:
