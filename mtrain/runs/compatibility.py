@@ -116,14 +116,12 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
     stored = reader.read_settings(run.path)[1] if _has(run, layout.CONFIG) else None
     _check_step(run, stored, config, ranks)
     if refused := fixed_changes(stored or config, config):
-        path = str(run.path)
-        start = ""
         keys = [key for key, *_ in refused]
-        if "train.init_from" not in keys and all(key.startswith("train.") for key in keys):
-            start = f", where train.init_from: {quote_text(path)} starts from its weights"
+        is_fitting = "train.init_from" not in keys and all(k.startswith("train.") for k in keys)
         raise RefusedError(
-            f"{path}: this run was made with other settings; go back to them (mtrain train "
-            f"{shlex.quote(f'{path}/{layout.CONFIG}')}) or choose another run_dir{start}",
+            f"{run.path}: this run was made with other settings; go back to them (mtrain train "
+            f"{shlex.quote(f'{run.path}/{layout.CONFIG}')}) or "
+            f"{_another_run(run, with_weights=is_fitting)}",
             *(
                 f"  {key}: {quote_value(old)} in the run, {quote_value(new)} now"
                 for key, old, new in refused
@@ -165,14 +163,17 @@ def check_data(run: RunDirectory, fingerprints: Fingerprints) -> None:
         if before not in (None, now):
             is_short = key in ("weights", "pairs", "metric_command")
             detail = f" (it was {before!r}, and is {now!r})" if is_short else ""
-            advice = "restore it, or choose another run_dir"
-            if key == "train":
-                advice += f", where train.init_from: {quote_text(str(run.path))} starts from its "
-                advice += "weights"
             subject = subject.replace(f"data.{key}", _changed_corpora(key, before, now))
             raise RefusedError(
-                f"{run.path}: {subject} not the same as when this run began{detail}; {advice}"
+                f"{run.path}: {subject} not the same as when this run began{detail}; restore it, "
+                f"or {_another_run(run, with_weights=key == 'train')}"
             )
+
+
+def _another_run(run: RunDirectory, *, with_weights: bool) -> str:
+    """Return the advice to begin another run, with the weights of this one if they would fit."""
+    start = f", where train.init_from: {quote_text(str(run.path))} starts from its weights"
+    return f"choose another run_dir{start if with_weights else ''}"
 
 
 def _changed_corpora(key: str, before: object, now: object) -> str:
