@@ -150,15 +150,7 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
         node = yaml.compose(text, Loader=yaml.BaseLoader)
         return _value(document, node, key, place) if node is not None else None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        reason = error.problem or error.context
-        line = mark.line if mark else 0
-        if str(reason).startswith("but "):  # the second half of a sentence
-            reason = f"{error.context} {reason}"
-        elif error.context_mark and error.context_mark.line < line:
-            reason = f"{reason} ({error.context} that begins in line {error.context_mark.line + 1})"
-        if not isinstance(error, yaml.composer.ComposerError):  # aliases, a second document
-            reason = f"{reason}; {_SYNTAX}"
+        line, reason = _syntax_error(error)
     except yaml.reader.ReaderError as error:
         line, reason = text[: error.position].count("\n"), "a control character"
     except RecursionError:
@@ -167,6 +159,18 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
         line, reason = 0, str(error)
     where = place or f"{document.name}:{line + 1}"
     raise RefusedError(f"{where}: invalid YAML: {reason}")
+
+
+def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str]:
+    """Return the line, from 0, and the reason of a syntax error."""
+    mark = error.problem_mark or error.context_mark
+    line = mark.line if mark else 0
+    if isinstance(error, yaml.composer.ComposerError):  # an unknown alias, or a second document
+        return line, ", ".join(filter(None, (error.context, error.problem)))
+    reason = str(error.problem)
+    if error.context_mark and error.context_mark.line < line:
+        reason += f" ({error.context} that begins in line {error.context_mark.line + 1})"
+    return line, f"{reason}; {_SYNTAX}"
 
 
 def _value(document: Document, node: yaml.Node, key: str, place: str, depth: int = 0) -> Any:
