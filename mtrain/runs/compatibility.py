@@ -192,6 +192,6 @@ def _has(run: RunDirectory, name: str) -> bool:
     if layout.named_checkpoints(run.checkpoints):
         advice = "use another run_dir"
         if name == layout.CONFIG:
-            advice = f"restore it ({reader.COPIES})"
+            advice = f"restore it: {reader.COPIES}"
         raise RefusedError(f"{run.path}: holds checkpoints but no {name}; {advice}")
     return False

@@ -138,7 +138,7 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
         return text, parse_stored_config(text, str(path))
     except RefusedError as error:
         *lines, last = error.args
-        raise RefusedError(*lines, f"{last} ({COPIES})") from None
+        raise RefusedError(*lines, f"{last}; {COPIES}") from None
 
 
 def read_vocabulary(run_dir: Path) -> bytes | None:

@@ -367,7 +367,7 @@ def test_a_damaged_or_missing_config_can_be_restored_from_a_checkpoint(
     if damage is not None:
         settings.write_text(damage)
     assert train(config) == 2
-    assert f"({reader.COPIES})\n" in capsys.readouterr().err
+    assert f"{reader.COPIES}\n" in capsys.readouterr().err
     with pytest.raises(UserError, match=reader.COPIES):
         reader.read_settings(run)
     shutil.copy(copy, settings)
