@@ -26,8 +26,7 @@ VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE
 def create(path: Path) -> IO[bytes]:
     """Create a file for writing, after removing a file or link of that name; raises `OSError`."""
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
+    return path.open("xb")  # which follows no link
 
 
 def open_regular(path: Path, flags: int) -> int:
