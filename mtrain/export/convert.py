@@ -12,6 +12,7 @@ from mtrain.corpus.readers import corpus_name, read_pairs, reading_of
 from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
+from mtrain.runtime.console import handling_write_errors
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import first_numbers, logger, progress_bar
 from mtrain.runtime.outputs import describe_size, opened
@@ -58,7 +59,7 @@ def export(
             format_.write(temporary, loaded, kind)
             _compare(loaded, format_.load(temporary, loaded.tokenizer), kind, lines, show)
 
-    try:
+    with handling_write_errors(str(directory)):
         directory.parent.mkdir(parents=True, exist_ok=True)
         if to == "argos":
             place = TemporaryDirectory(prefix=".mtrain-", dir=directory.parent)
@@ -68,8 +69,6 @@ def export(
         else:
             manifest.write_new_directory(directory, fill)
             logger.info("wrote %s (%s)", directory, describe_size(directory))
-    except OSError as error:
-        raise UserError(f"{directory}: cannot write: {error.strerror or error}") from None
 
 
 def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
