@@ -156,7 +156,7 @@ def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     they are older than the last scheduled ones.
     """
     complete = complete_checkpoints(directory)
-    scheduled = [path for path in complete if train.is_scheduled(step_of(path) or 0)]
+    scheduled = _scheduled(complete, train)
     newest = layout.last_step(scheduled)
     kept = scheduled[-max(train.keep_checkpoints, train.average_last) :]
     oldest = layout.last_step(kept[:1])
@@ -169,6 +169,10 @@ def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
     for path in [path for path in complete if path.exists()][:-2]:
         if path not in scheduled[-1:]:
             manifest.remove_directory(path / layout.TRAINER)
+
+
+def _scheduled(checkpoints: list[Path], train: TrainConfig) -> list[Path]:
+    return [path for path in checkpoints if train.is_scheduled(step_of(path) or 0)]
 
 
 def average(paths: list[Path]) -> dict[str, Tensor]:
@@ -197,15 +201,11 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     directory = directory_of(run_dir)
     manifest.check_new(output)
     # damaged ones count, too: the average must not silently use older ones instead
-    named = [
-        path
-        for path in layout.named_checkpoints(directory)
-        if train.is_scheduled(step_of(path) or 0)
-    ]
-    newest = layout.last_step(named)
+    named = _scheduled(layout.named_checkpoints(directory), train)
     count = last or train.average_last or train.keep_checkpoints
     # one more than there are: a name may claim any step
-    wanted = last_scheduled(directory, newest, train, min(count, len(named) + 1))
+    count = min(count, len(named) + 1)
+    wanted = last_scheduled(directory, layout.last_step(named), train, count)
     paths = list(takewhile(Path.exists, reversed(wanted)))[::-1]
     if not paths:
         raise UserError(f"{run_dir}: has no scheduled checkpoint yet; train it further")
@@ -214,12 +214,12 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
             f"{run_dir}: scheduled checkpoints to average: {len(paths)}, but --last is {last}; "
             "lower it, or train further with a larger train.keep_checkpoints"
         )
+    try:
+        mean = replace(load(paths[-1]), weights=average(paths))
+    except manifest.DamagedError as error:
+        advice = "restore it, or remove the checkpoint to average the intact ones"
+        raise UserError(f"{error}; {advice}") from None
     with _saving(output):
-        try:
-            mean = replace(load(paths[-1]), weights=average(paths))
-        except manifest.DamagedError as error:
-            advice = "restore it, or remove the checkpoint to average the intact ones"
-            raise UserError(f"{error}; {advice}") from None
         output.parent.mkdir(parents=True, exist_ok=True)
         manifest.write_new_directory(output, partial(_fill, mean, None))
     return paths
