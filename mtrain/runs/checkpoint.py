@@ -217,6 +217,9 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     try:
         mean = replace(load(paths[-1]), weights=average(paths))
     except manifest.DamagedError as error:
+        if gone := [path for path in paths if not path.exists()]:
+            text = "training has removed it meanwhile; run the same command again"
+            raise UserError(f"{gone[0]}: {text}") from None
         advice = "restore it, or remove the checkpoint to average the intact ones"
         raise UserError(f"{error}; {advice}") from None
     with _saving(output):

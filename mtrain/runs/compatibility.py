@@ -100,13 +100,22 @@ def refuse_lost_checkpoints(run: RunDirectory, status: Status | None, save_every
     last = 0
     if history is not None and history.steps:
         last = max(history.steps)
-    elif status is not None and status.step > save_every:  # the first save may have failed
+    elif status is not None and _has_saved(status, save_every, run.checkpoints):
         last = status.step
     if last:
         raise RefusedError(
             f"{run.checkpoints}: the checkpoints of this run are gone; it had reached step "
             f"{last}; restore them, or choose another run_dir to start again"
         )
+
+
+def _has_saved(status: Status, save_every: int, checkpoints: Path) -> bool:
+    """Whether a run that ended with this status had saved a checkpoint."""
+    if status.state in ("complete", "stopped", "running"):
+        return True
+    if checkpoints.is_dir():  # empty if the first save failed, as on a full disk
+        return status.step > save_every
+    return status.step >= save_every
 
 
 def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:

@@ -353,7 +353,8 @@ def test_a_checkpoint_that_is_removed_before_it_is_averaged_is_named(
         return load(path)
 
     monkeypatch.setattr(checkpoint, "load", removing)
-    with pytest.raises(UserError, match=f"^{first}: "):
+    expected = f"^{first}: training has removed it meanwhile; run the same command again$"
+    with pytest.raises(UserError, match=expected):
         checkpoint.average_run(run, 2, tmp_path / "mean", EVERY_10)
     assert sorted(tmp_path.iterdir()) == [run]
     assert len(checkpoint.average_run(run, None, tmp_path / "mean", EVERY_10)) == 1

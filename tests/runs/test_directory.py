@@ -332,16 +332,14 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
     shutil.rmtree(run / "checkpoints")
     (run / missing).unlink(missing_ok=True)
     if missing == "best.json":
-        edit(run / "status.json", state="failed", exit_code=1, step=3)  # it saves every 2 steps
-    reached = 3 if missing == "best.json" else 2
+        edit(run / "status.json", state="failed", exit_code=1)
     before = {file: file.read_bytes() for file in run.glob("[bcmr]*.*")}
     for options in (["--dry-run"], []):
         assert train(config, "--set", "train.max_steps=4", *options) == 2
-        expected = f"of this run are gone; it had reached step {reached}"
-        assert expected in capsys.readouterr().err
+        assert "of this run are gone; it had reached step 2" in capsys.readouterr().err
         assert {file: file.read_bytes() for file in run.glob("[bcmr]*.*")} == before
     if missing == "best.json":
-        edit(run / "status.json", step=2)  # the first save may have failed
+        edit(run / "status.json", step=1)  # nothing was saved then
         assert train(config) == 0
 
 
