@@ -34,7 +34,6 @@ TOO_LONG = f"longer than {MAX_LINE_LENGTH:,} bytes"
 
 PACKED = (".gz", ".zst")  # suffixes of text files that are unpacked as they are read
 _ENCODING = "{}, not UTF-8; convert the file: iconv -f {} -t UTF-8"
-_PART = "a part is {}, not UTF-8; convert that part before it is joined: iconv -f {} -t UTF-8"
 _CONVERT = "convert the file if it has another encoding (iconv -f ENCODING -t UTF-8)"
 # Escape sequences that switch from ASCII to the letters of a 7-bit encoding.
 _ESCAPES = {b"\x1b$B": "ISO-2022-JP", b"\x1b$@": "ISO-2022-JP", b"\x1b$)C": "ISO-2022-KR"}
@@ -50,10 +49,9 @@ _OTHER_FORMATS = {
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
     b"BZh91AY&SY": "looks like bzip2; unpack it, or pack it with gzip or zstd",
     b"PK\3\4": "looks like a ZIP archive; unpack it",
+    b"PAR1": "looks like Parquet; give the file a name that ends in .parquet",
     b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
-_PARQUET = b"PAR1"  # first bytes of a file
-_START_BYTES = 64  # bytes at the start of a file that show whether it is UTF-16
 # UTF-8 bytes of characters that are not ASCII.
 _CONTINUATION_BYTES, _LEADING_BYTES = bytes(range(0x80, 0xC0)), bytes(range(0xC0, 0x100))
 _BLOCK = 1 << 20
@@ -315,28 +313,8 @@ def refuse_other_start(start: bytes, name: object) -> None:
         if escape in start and start.isascii():
             raise UserError(f"{name}: {_ENCODING.format(encoding, encoding)}")
     for order in ("LE", "BE"):
-        if _is_utf32(start, order):
-            raise UserError(f"{name}: {_ENCODING.format('UTF-32', f'UTF-32{order}')}")
-    even, odd = start[:_START_BYTES:2], start[1:_START_BYTES:2]
-    for order, letters, zeros in (("LE", even, odd), ("BE", odd, even)):
-        is_latin = len(odd) > 1 and all(letters) and not any(zeros)
-        if is_latin or _has_utf16_newlines(start, order):  # without a BOM
-            message = _PART if _starts_as_utf8(start) else _ENCODING
-            raise UserError(f"{name}: {message.format('UTF-16', f'UTF-16{order}')}")
-
-
-def _is_utf32(start: bytes, order: str) -> bool:
-    """Whether the first bytes of a file are characters in UTF-32 without a BOM, not NUL bytes that
-    a crash left.
-    """
-    first = start[: min(len(start), _START_BYTES) // 4 * 4]
-    try:
-        text = first.decode(f"utf-32-{order}")
-    except UnicodeDecodeError:
-        return False
-    # UTF-16 read as UTF-32 has characters far above these, in planes that Unicode does not use
-    is_text = "\0" not in text and not text.isspace() and max(text, default="") < "\U00040000"
-    return len(text) > 1 and is_text
+        if _has_utf16_newlines(start, order):  # without a BOM
+            raise UserError(f"{name}: {_ENCODING.format('UTF-16', f'UTF-16{order}')}")
 
 
 def _has_utf16_newlines(start: bytes, order: str) -> bool:
@@ -344,7 +322,7 @@ def _has_utf16_newlines(start: bytes, order: str) -> bool:
     little-endian (LE) or big-endian (BE) order, and nearly all of those next to a NUL do.
     """
     newline = "\n".encode(f"utf-16-{order}")
-    if newline not in start or start.startswith(_PARQUET):
+    if newline not in start:
         return False
     text = start[: len(start) // 2 * 2].decode(f"utf-16-{order}", "ignore")
     count = text.count("\n")
@@ -352,11 +330,6 @@ def _has_utf16_newlines(start: bytes, order: str) -> bool:
     return count > 1 and is_most and "\0" not in text
 
 
-def _starts_as_utf8(start: bytes) -> bool:
-    """Whether the first bytes of a file are UTF-8 without NUL bytes, and enough to tell."""
-    head = start[:_START_BYTES]
-    size = len(head.decode("utf-8", "ignore").encode())
-    return b"\0" not in head and size > _START_BYTES - 4  # the last character may be cut
 
 
 def scan_file(
@@ -374,8 +347,7 @@ def scan_file(
             check_stop()
             if is_utf8 and not last:
                 refuse_other_start(block, path)
-                if not block.startswith(_PARQUET):  # has no lines
-                    _refuse_lone_returns(block.count(b"\r"), block.count(b"\n"), path)
+                _refuse_lone_returns(block.count(b"\r"), block.count(b"\n"), path)
             digest.update(block)
             lines += block.count(b"\n")
             last = block

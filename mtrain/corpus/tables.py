@@ -6,10 +6,8 @@
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +31,8 @@ from mtrain.runtime.errors import UserError, is_utf8
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
 QUOTED = "rows with quotes of CSV, which become part of the text (use JSON lines instead)"
 HEADER = (
-    "a first row that looks like names of columns, and is one of the pairs (to leave it out, {})"
-)
-_BY_NAME = (
-    "give the columns by name, src: {0}, tgt: {1}; or, with mtrain init, remove the config and its "
-    "folder, and run it again with --columns {0},{1}"
-)
-_WITHOUT_ROW = (
-    "remove the row; with mtrain init, also remove the config and its folder, and run it again"
+    "a first row that looks like names of columns, and is one of the pairs (to leave it out, give "
+    "the columns by name: src: {0}, tgt: {1}; for mtrain init, --columns {0},{1})"
 )
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
@@ -64,8 +56,9 @@ class Format:
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
-    # XML declares its encoding
-    lines, content = scan_file(path, reading.check_stop, is_utf8=corpus.kind != "tmx")
+    # XML declares its encoding, and Parquet has no lines
+    is_utf8 = corpus.kind not in ("tmx", "parquet")
+    lines, content = scan_file(path, reading.check_stop, is_utf8=is_utf8)
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
     count = FORMATS[corpus.kind].count
     rows = count(corpus, path, reading, lines) if count else lines
@@ -136,7 +129,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         if len(cells) != columns:
             count(OTHER_COLUMNS)
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
-            reading.counts[_header_found(cells, src, tgt)] += 1
+            reading.counts[HEADER.format(_name(cells[src]), _name(cells[tgt]))] += 1
         if '""' in line and any(_has_quotes(cells[column]) for column in (src, tgt)):
             count(QUOTED)
         yield number, cells[src], cells[tgt]
@@ -168,14 +161,6 @@ def _is_name(cell: str) -> bool:
     return is_code or name.lower() in _NAMES
 
 
-def _header_found(cells: list[str], src: int, tgt: int) -> str:
-    """Return the warning of a first row of names; it gives those of two columns if they are unique,
-    as `_column_index` needs them.
-    """
-    names = list(map(_name, cells))
-    is_unique = names.count(names[src]) == names.count(names[tgt]) == 1
-    advice = _BY_NAME.format(names[src], names[tgt]) if is_unique else _WITHOUT_ROW
-    return HEADER.format(advice)
 
 
 def _name(cell: str) -> str:
@@ -203,18 +188,9 @@ def _count_tsv(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> 
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
-    wanted = set[str]()
-    for name in (str(corpus.src), str(corpus.tgt)):
-        wanted |= {name, *name.split(".")}
-    quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
     for number, line in _decoded_lines(path, reading):
         try:
-            # the hook is slow, so use it only if a field may occur twice: its name does, or an
-            # escape may spell it
-            if "\\" in line or any(line.count(name) > 1 for name in quoted):
-                row = json.loads(line, object_pairs_hook=partial(_object, wanted))
-            else:
-                row = json.loads(line)
+            row = json.loads(line)
             yield number, _field(row, str(corpus.src)), _field(row, str(corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
             reading.refuse(RowError(f"{path}:{number}", number, _fault(line, error)))
@@ -222,28 +198,14 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
 
 def _fault(line: str, error: Exception) -> str:
     """Return what is wrong with a line of JSON."""
-    match error:
-        case LookupError():
-            return str(error.args[0])
-        case RecursionError():
-            return "not JSON: nested too deep; fix or remove the line"
-        case json.JSONDecodeError() if is_blank(line):
-            return "blank; remove the line"
-        case json.JSONDecodeError():
-            what = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
-            return f"not JSON: {what}; write one JSON object per line"
-    return "not JSON: a number has too many digits"
-
-
-def _object(wanted: set[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raises `LookupError` if a wanted field occurs twice, since programs
-    differ in which of the two they use.
-    """
-    counts = Counter(name for name, _ in pairs if name in wanted)
-    for name, count in counts.items():
-        if count > 1:
-            raise LookupError(f"the field {name} occurs twice; remove one")
-    return dict(pairs)
+    if isinstance(error, LookupError):
+        return str(error.args[0])
+    if is_blank(line):
+        return "blank; remove the line"
+    what = str(error)  # a number with too many digits, or values that are nested too deep
+    if isinstance(error, json.JSONDecodeError):
+        what = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
+    return f"not JSON: {what}; write one JSON object per line"
 
 
 def _field(row: Any, name: str) -> Any:
