@@ -23,7 +23,6 @@ _RESAMPLES = 1000
 # TER takes 10 to 30 ms for a sentence, and about 10 s for a line of 400 words. For references of
 # this many characters or more, worker processes count the edits, `CHUNK` lines per task.
 MANY_CHARACTERS, CHUNK = 25_000, 10
-MANY_WORDS = 400  # of a line
 WORKER_DIED = "a process that counts edits for TER died, perhaps for lack of memory; start again"
 
 
@@ -85,22 +84,12 @@ def is_unsplit_by_13a(lines: list[str]) -> bool:
     return script_fraction(UNSPLIT_BY_13A, lines) > MOSTLY
 
 
-def _warn_of_ter(tokenize: str, references: list[list[str]]) -> None:
-    """Warn if the references have no spaces between words, since TER then finds no words, and of
-    long lines.
-    """
+def _warn_of_ter(references: list[list[str]]) -> None:
+    """Warn if the references have no spaces between words, since TER then finds no words."""
     if script_fraction(UNSPACED, references[0]) > MOSTLY:
         logger.warning(
             "TER finds no words in the script of the references: one wrong letter makes a whole "
             "phrase wrong; rely on chrF and BLEU"
-        )
-    by_characters = _has_character_ter(tokenize, references)
-    lengths = [len(line) if by_characters else len(line.split()) for line in references[0]]
-    if (longest := max(lengths, default=0)) >= MANY_WORDS:
-        place, unit = lengths.index(longest) + 1, "characters" if by_characters else "words"
-        logger.warning(
-            "TER is slow for long lines, such as reference %s of %s %s; score sentences instead",
-            *(f"{place:,}", f"{longest:,}", unit),
         )
 
 
@@ -160,7 +149,7 @@ def score_all(
 ) -> dict[str, Score]:
     """Score with each of `METRICS`, tokenized for the target language."""
     tokenize = choose_tokenizer(tokenize, tgt_lang, references)
-    _warn_of_ter(tokenize, references)
+    _warn_of_ter(references)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
     return {metric: score(metric, hypotheses, references, **options) for metric in METRICS}
 
@@ -224,7 +213,7 @@ def paired_tests(
 
     check_seed()
     if "ter" in metrics:
-        _warn_of_ter(tokenize, references)
+        _warn_of_ter(references)
     scorers = {name: _metric(name, tokenize, lowercase, references) for name in metrics}
     signatures, results = PairedTest(list(systems), scorers, None, "bs")()
     tests, has_enough_lines = {}, len(references[0]) >= MIN_TESTED

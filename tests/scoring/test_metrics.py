@@ -134,19 +134,6 @@ def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch
     assert tasks == [2, 2, 2]
 
 
-def test_long_lines_are_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """TER takes more than quadratic time in the length of a line."""
-    monkeypatch.setattr(metrics, "MANY_WORDS", 30)
-    short, long = "a b c", "a b c d " * 10
-    score_all([short, long], [[short, long]], "de", None, False)
-    score_all([short, long], [[short, short]], "de", None, False)
-    paired_tests(["bleu"], [("a", [long]), ("b", [long])], [[long]], "13a", False)
-    text = "TER is slow for long lines, such as reference 2 of 40 words; score sentences instead"
-    assert caplog.messages == [text]
-
-
 def test_an_interval_changes_no_score_and_wants_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = score("bleu", HYPOTHESIS, [REFERENCE])
     assert plain.ci is None
