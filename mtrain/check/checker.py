@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk, Mask, chunks, split_rows
-from mtrain.check.faults import check_pairs, find_long_pairs
-from mtrain.check.findings import MISMATCHES, Findings
+from mtrain.check.faults import check_pairs
+from mtrain.check.findings import Findings
 from mtrain.check.mixture import report_mixture
 from mtrain.check.overlap import TRAIN, ScoredSet
 from mtrain.check.profile import MAX_WRONG, Profile, report_whole_text
 from mtrain.check.shifts import Shifts
 from mtrain.check.words import Characters
 from mtrain.config.schema import Config
-from mtrain.corpus.lines import CARRIAGE_RETURNS, NOT_UTF8, Reading
+from mtrain.corpus.lines import CARRIAGE_RETURNS, MAX_TEXT_LENGTH, NOT_UTF8, Reading, shorten_text
 from mtrain.corpus.readers import Scan, UnequalError, read_rows, reading_of
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import Duplicates, temporary_folder
@@ -59,7 +59,7 @@ class CheckedPart(NamedTuple):
 
     chunk: Chunk
     evidence: NDArray[np.float64]
-    mismatches: NDArray[np.bool_]  # (pairs, kinds)
+    mismatches: dict[str, list[int]]
 
 
 class Checker:
@@ -186,14 +186,19 @@ class Checker:
         refuse = partial(findings.add_error, is_dropped=is_dropped)
         reading = reading_of(self.config, keep_blank=True, refuse=refuse)
         shifts = Shifts(profile.associations, findings)
+        mismatches = defaultdict[str, list[int]](list)  # rows by kind
         with closing(self._checked_parts(findings, profile, reading)) as parts:
-            for chunk, evidence, mismatches in parts:
-                bar.update(len(chunk))
-                findings.include(chunk.findings)
-                shifts.feed(chunk, evidence, mismatches)
-                yield chunk
+            for part in parts:
+                bar.update(len(part.chunk))
+                findings.include(part.chunk.findings)
+                shifts.feed(part.chunk, part.evidence)
+                for kind, numbers in part.mismatches.items():
+                    mismatches[kind] += numbers
+                yield part.chunk
         shifts.finish()
-        _remove_explained(findings, shifts)
+        for kind, numbers in mismatches.items():
+            findings.remove_rows(kind, shifts.reported_of(numbers))  # a stretch says more
+        _remove_explained(findings, sum(rows.pairs for rows in shifts.reported))
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:
                 findings.add_message("crlf", f"{count:,} lines")
@@ -255,11 +260,35 @@ def _check_part(
     part.pairs = len(chunk)
     evidence, mismatches = check_pairs(chunk, profile)
     if part.is_train:
-        is_long = find_long_pairs(chunk, tokenizer, selection.max_length)
+        is_long = _find_long_pairs(chunk, tokenizer, selection.max_length)
         usable = _filter(chunk, ~chunk.blank.any(0) & ~is_long, tokenizer, selection)
         part.usable = int(usable.sum())
         chunk.prepare()
     return CheckedPart(chunk, evidence, mismatches)
+
+
+def _find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> Mask:
+    """Report and return the pairs that training drops for their length; `max_length` is in tokens
+    with eos and tag.
+    """
+    is_long: Mask
+    tags = np.array(chunk.findings.tags)
+    if tokenizer is None:
+        lengths = (chunk.estimated_tokens + tags).max(1)
+        is_long = lengths >= max_length - 1
+        chunk.report("long", is_long, ranks=-lengths, detail="(estimated)")
+        return is_long
+    sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])
+    # no text has many more tokens than bytes
+    rows = np.flatnonzero((sizes + tags[:, None]).max(0) >= max_length - 1)
+    lengths = np.zeros(len(chunk))
+    for texts, tag in zip(chunk.texts, tags, strict=True):
+        shortened = [shorten_text(texts[row], MAX_TEXT_LENGTH) for row in rows.tolist()]
+        counts = [len(ids) + tag for ids in tokenizer.encode(shortened)]
+        lengths[rows] = np.maximum(lengths[rows], counts)
+    is_long = lengths >= max_length
+    chunk.report("long", is_long, ranks=-lengths, detail=f"{max_length}")
+    return is_long
 
 
 def _filter(chunk: Chunk, mask: Mask, tokenizer: Tokenizer | None, selection: Selection) -> Mask:
@@ -285,14 +314,13 @@ def _filter(chunk: Chunk, mask: Mask, tokenizer: Tokenizer | None, selection: Se
     return mask
 
 
-def _remove_explained(findings: Findings, shifts: Shifts) -> None:
-    """Remove findings of a corpus that another finding explains, or that may be due to chance."""
-    # the reported stretches cover these rows, and say more
-    for kind, count in zip(MISMATCHES, shifts.mismatches.tolist(), strict=True):
-        findings.remove_rows(kind, shifts.stretches, count)
+def _remove_explained(findings: Findings, shifted: int) -> None:
+    """Remove findings of a corpus that another finding explains, or that may be due to chance;
+    `shifted` is the number of its pairs that are shifted or shuffled.
+    """
     findings.remove("third_language", below=max(MIN_THIRD, MIN_THIRD_FRACTION * findings.pairs))
     findings.remove("marked", below=max(MIN_MARKED, MIN_MARKED_FRACTION * findings.pairs))
-    if shifts.pairs > MAX_WRONG * findings.pairs:
+    if shifted > MAX_WRONG * findings.pairs:
         findings.remove("unrelated", "cut")
     if findings.has("unrelated"):
         findings.remove("cut")

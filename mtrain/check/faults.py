@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import compress
 from unicodedata import normalize
 
 import numpy as np
@@ -9,13 +10,12 @@ import regex
 from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk, Mask
+from mtrain.check.findings import MISMATCHES
 from mtrain.check.profile import Profile
 from mtrain.config.languages import NAMES
-from mtrain.corpus.lines import MAX_TEXT_LENGTH, shorten_text
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
 from mtrain.corpus.writing_systems import script_name, text_direction
 from mtrain.data.filters import is_identical
-from mtrain.data.tokenizer import Tokenizer
 
 MIN_LETTERS = 5  # in another script
 MIN_FOREIGN_LATIN = 20  # letters: text in any script has names and commands in Latin
@@ -118,10 +118,10 @@ _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
 
-def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], dict[str, list[int]]]:
     """Report faults of texts and pairs. Return the evidence, in nats, that the sides of each pair
-    are translations (0 for pairs with another finding), and whether each pair was reported as each
-    of the `MISMATCHES`, shape (pairs, kinds).
+    are translations (0 for pairs with another finding), and the rows that were reported as each of
+    the `MISMATCHES`.
     """
     _find_text_faults(chunk, profile)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
@@ -153,7 +153,8 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], ND
     digits = np.array(list(map(_have_other_digits, *chunk.texts)), bool) & (evidence > 0)
     # the numbers of short texts are easily seen
     chunk.report("digits", digits, ranks=chunk.lengths.sum(1).astype(float))
-    return evidence, np.stack((misfit, ratio, digits), 1)
+    masks = zip(MISMATCHES, (misfit, ratio, digits), strict=True)
+    return evidence, {kind: list(compress(chunk.numbers, mask)) for kind, mask in masks}
 
 
 def _have_other_digits(source: str, target: str) -> bool:
@@ -294,30 +295,6 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Ma
             chunk.report("script", odd & (main == index), side, ranks=ranks, detail=detail)
         is_foreign |= odd
     return is_foreign
-
-
-def find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> Mask:
-    """Report and return the pairs that training drops for their length; `max_length` is in tokens
-    with eos and tag.
-    """
-    is_long: Mask
-    tags = np.array(chunk.findings.tags)
-    if tokenizer is None:
-        lengths = (chunk.estimated_tokens + tags).max(1)
-        is_long = lengths >= max_length - 1
-        chunk.report("long", is_long, ranks=-lengths, detail="(estimated)")
-        return is_long
-    sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])
-    # no text has many more tokens than bytes
-    rows = np.flatnonzero((sizes + tags[:, None]).max(0) >= max_length - 1)
-    lengths = np.zeros(len(chunk))
-    for texts, tag in zip(chunk.texts, tags, strict=True):
-        shortened = [shorten_text(texts[row], MAX_TEXT_LENGTH) for row in rows.tolist()]
-        counts = [len(ids) + tag for ids in tokenizer.encode(shortened)]
-        lengths[rows] = np.maximum(lengths[rows], counts)
-    is_long = lengths >= max_length
-    chunk.report("long", is_long, ranks=-lengths, detail=f"{max_length}")
-    return is_long
 
 
 def _find_text_faults(chunk: Chunk, profile: Profile) -> None:

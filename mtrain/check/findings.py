@@ -1,8 +1,7 @@
 """Findings about a corpus: kinds, counts, and examples by file and line."""
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,12 +81,6 @@ MAX_EXAMPLE_LENGTH = 300  # characters
 # read, since `remove_rows` may remove some.
 MISMATCHES = ("misfit", "ratio", "digits")
 MAX_KEPT = 1000
-
-
-def is_within(stretches: Sequence[tuple[int, int]], row: int) -> bool:
-    """Whether a row is in a stretch, given first and last rows in increasing order."""
-    index = bisect_right(stretches, (row, math.inf)) - 1
-    return index >= 0 and row <= stretches[index][1]
 
 
 @dataclass(frozen=True, order=True)
@@ -191,18 +184,13 @@ class Findings:
             if finding.kind in kinds and finding.count < below:
                 del self.by_kind[key]
 
-    def remove_rows(self, kind: str, stretches: list[tuple[int, int]], count: int) -> None:
-        """Once all rows are read, remove the `count` rows of a kind that are in stretches, given by
-        their first and last rows.
-        """
-        finding = self.by_kind.get((kind, ""))
-        if finding is None:
-            return
-        ordered = sorted(stretches)
-        remaining = [each for each in finding.examples if not is_within(ordered, each.number)]
-        finding.count = max(finding.count - count, len(remaining))
-        finding.examples = remaining[: self.max_examples]
-        self.remove(kind, below=1)
+    def remove_rows(self, kind: str, numbers: set[int]) -> None:
+        """Once all rows are read, remove those of a kind that have these numbers."""
+        if finding := self.by_kind.get((kind, "")):
+            remaining = [each for each in finding.examples if each.number not in numbers]
+            finding.examples = remaining[: self.max_examples]
+            finding.count -= len(numbers)
+            self.remove(kind, below=1)
 
     def name_row(self, number: int, side: int | None = None) -> str:
         """Name a row for people: `train.de:12`, without the directory of an absolute path."""

@@ -9,6 +9,7 @@ give no evidence, and the lengths of the sides tell the distance.
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import compress
 from operator import attrgetter
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.associations import Associations
 from mtrain.check.chunks import Chunk
-from mtrain.check.findings import MISMATCHES, Findings, is_within
+from mtrain.check.findings import Findings
 from mtrain.corpus.misalignment import distances_of, shift_text, shifted_throughout
 
 MAX_NATS_PER_PAIR = 4.0  # for or against
@@ -34,12 +35,6 @@ MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
 # text that is shifted throughout, as windows at its ends may be unclear.
 MAX_RATIO, MIN_WHOLE = 1.5, 0.9
 
-Counts = NDArray[np.int64]  # of the rows that were reported one by one as each of the `MISMATCHES`
-
-
-def _none() -> Counts:
-    return np.zeros(len(MISMATCHES), np.int64)
-
 
 @dataclass
 class Rows:
@@ -50,18 +45,11 @@ class Rows:
     start: int
     end: int = 0
     distance: int = 0
-    mismatches_before: Counts = field(default_factory=_none)  # in all rows before these
-    mismatches_until: Counts = field(default_factory=_none)  # in all rows up to `end`
 
     @property
     def pairs(self) -> int:
         """Number of rows."""
         return self.end - self.start + 1
-
-    @property
-    def mismatches(self) -> Counts:
-        """Numbers of mismatches in the rows."""
-        return self.mismatches_until - self.mismatches_before
 
 
 @dataclass
@@ -75,15 +63,12 @@ class Stretch(Rows):
     # evidence for the rows with the targets -MAX_SHIFT to MAX_SHIFT lines behind their sources
     shifted: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2 * MAX_SHIFT + 1))
 
-    def add(self, row: int, nats: float, mismatches_until: Counts) -> bool:
-        """Add a row, with the evidence against it and the numbers of mismatches up to it. Return
-        whether the stretch now ends with this row.
-        """
+    def add(self, row: int, nats: float) -> bool:
+        """Add a row, with the evidence against it. Return whether the stretch now ends with it."""
         self.sum += nats
         if self.sum <= self.max_sum:
             return False
         self.end, self.max_sum = row, self.sum
-        self.mismatches_until = mismatches_until.copy()  # not all of the chunk
         return True
 
     def go_on(self) -> None:
@@ -117,7 +102,7 @@ class Stretch(Rows):
 
     def joined(self, later: "Stretch") -> "Stretch":
         """Return this stretch, a later one, and the rows between them."""
-        return replace(self, end=later.end, mismatches_until=later.mismatches_until)
+        return replace(self, end=later.end)
 
 
 @dataclass
@@ -134,32 +119,22 @@ class Shifts:
         self.associations, self.findings = associations, findings
         self.open: Stretch | None = None
         self.closed: list[Stretch] = []
-        # of all that was reported: first and last rows, pairs, and mismatches
-        self.stretches: list[tuple[int, int]] = []
-        self.pairs, self.mismatches = 0, _none()
         self.runs: list[Run] = []
-        self.all_mismatches = _none()  # in all rows so far
+        self.reported: list[Rows] = []
 
-    def feed(
-        self, chunk: Chunk, evidence: NDArray[np.float64], mismatches: NDArray[np.bool_]
-    ) -> None:
-        """Process the next pairs, with the evidence, in nats, that each is a translation, and
-        whether it was reported as each of the mismatches, shape (pairs, kinds).
-        """
-        # in all rows before each pair, and before the next chunk, shape (pairs + 1, kinds)
-        counts: Counts = np.cumsum(np.concatenate((self.all_mismatches[None], mismatches)), 0)
-        self.all_mismatches = counts[-1]
-        self._add_runs(chunk, counts)
+    def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
+        """Process the next pairs, with the evidence, in nats, that each is a translation."""
+        self._add_runs(chunk)
         against = cache(partial(self._against, chunk, evidence))
         index = start = stop = 0  # from `start` to `stop`: the part that the open stretch has
         while index < len(chunk):
             row, nats = chunk.numbers[index], against(self.open.distance if self.open else 0)[index]
             if self.open is None and nats > 0:
-                self.open, start = Stretch(row, mismatches_before=counts[index].copy()), index
+                self.open, start = Stretch(row), index
             index += 1
             if self.open is None:
                 continue
-            if self.open.add(row, nats, counts[index]):
+            if self.open.add(row, nats):
                 stop = index
             if not self.open.is_over:
                 continue
@@ -185,15 +160,13 @@ class Shifts:
         clipped: list[float] = np.clip(against, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR).tolist()
         return clipped
 
-    def _add_runs(self, chunk: Chunk, counts: Counts) -> None:
-        """Continue the runs with the next pairs, given the mismatches before each."""
+    def _add_runs(self, chunk: Chunk) -> None:
+        """Continue the runs with the next pairs."""
         before = self.runs[-1].distance if self.runs else 0
         for start, stop, distance in distances_of(chunk.lengths, before):
             if not self.runs or distance != self.runs[-1].distance:
-                row = chunk.numbers[start]
-                self.runs.append(Run(row, row, distance, counts[start].copy()))
-            run = self.runs[-1]
-            run.end, run.mismatches_until = chunk.numbers[stop - 1], counts[stop].copy()
+                self.runs.append(Run(chunk.numbers[start], distance=distance))
+            self.runs[-1].end = chunk.numbers[stop - 1]
 
     def _try_shifts(self, chunk: Chunk, start: int, stop: int) -> None:
         """Add the evidence for a part of the open stretch with the targets shifted. Rows whose
@@ -240,14 +213,23 @@ class Shifts:
                 self._report(stretch)
             elif is_same:
                 run.stretches.append(stretch)
-        reported = self.stretches.copy()
+        by_words = self.reported.copy()
         for index, run in enumerate(self.runs):
             # the first run may be the whole text
             if index and sum(each.pairs for each in run.stretches) >= run.pairs / 2:
                 for stretch in run.stretches:
                     self._report(stretch)
-            elif run.distance and not is_within(reported, (run.start + run.end) // 2):
-                self._report(run)
+            elif run.distance:
+                middle = (run.start + run.end) // 2
+                if not any(rows.start <= middle <= rows.end for rows in by_words):
+                    self._report(run)
+
+    def reported_of(self, numbers: list[int]) -> set[int]:
+        """Return those of these rows that are in reported stretches."""
+        starts = np.sort([rows.start for rows in self.reported])
+        ends = np.sort([rows.end for rows in self.reported])
+        begun, ended = np.searchsorted(starts, numbers, "right"), np.searchsorted(ends, numbers)
+        return set(compress(numbers, begun > ended))
 
     def _report(self, rows: Rows) -> None:
         """Report rows that are shifted, or shuffled if their distance is not known."""
@@ -267,6 +249,4 @@ class Shifts:
             text = shifted_throughout(rows.distance, unit)
             example = replace(example, shown="", text=text)
         self.findings.add("slip", 1, [example])
-        self.stretches.append((rows.start, rows.end))
-        self.pairs += rows.pairs
-        self.mismatches += rows.mismatches
+        self.reported.append(rows)

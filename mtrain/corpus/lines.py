@@ -330,8 +330,6 @@ def _has_utf16_newlines(start: bytes, order: str) -> bool:
     return count > 1 and is_most and "\0" not in text
 
 
-
-
 def scan_file(
     path: Path, check_stop: Callable[[], None], *, is_utf8: bool = True
 ) -> tuple[int, bytes]:

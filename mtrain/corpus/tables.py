@@ -161,8 +161,6 @@ def _is_name(cell: str) -> bool:
     return is_code or name.lower() in _NAMES
 
 
-
-
 def _name(cell: str) -> str:
     """Return the name in a cell of the header, without spaces around it and quotes of CSV."""
     name = cell.strip()

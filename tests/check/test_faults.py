@@ -351,7 +351,7 @@ def test_long_pairs_are_those_that_training_drops(
     findings.is_backward = bool(tags[1])
     chunk = Chunk.of(findings, [(n, *pair) for n, pair in enumerate(pairs)], CHARACTERS)
     limit = int(np.median(lengths))
-    faults.find_long_pairs(chunk, tokenizer, limit)
+    checker._find_long_pairs(chunk, tokenizer, limit)
     passed = Selection(limit, FilterConfig()).by_length(lengths, Counter())
     assert findings.count("long") == (~passed).sum()
     selection = Selection(limit, FilterConfig(min_length=4, max_ratio=2))

@@ -26,10 +26,10 @@ def test_wrong_pairs_elsewhere_are_counted_without_examples() -> None:
         numbers = range(first, last + 1)
         examples = [findings.example(number, "text", rank=rank) for number in numbers]
         findings.add("misfit", len(numbers), examples)
-    findings.remove_rows("misfit", [(1, 5000)], 1200)
+    findings.remove_rows("misfit", set(range(1, 1201)))
     assert findings.count("misfit") == 15
     assert [line.split()[-1] for line in findings.lines(80)] == ["pairs", "15"]
-    findings.remove_rows("misfit", [(6000, 7000)], 15)
+    findings.remove_rows("misfit", set(range(6001, 6016)))
     assert not findings.has("misfit")
 
 

@@ -37,18 +37,6 @@ def words(numbers: list[int]) -> Words:
     return Words.of(np.array(numbers, np.uint64), np.ones(len(numbers), np.int64))
 
 
-def mismatches(is_misfit: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return misfits, each of which also differs in length."""
-    return np.stack((is_misfit, is_misfit, np.zeros_like(is_misfit)), 1)
-
-
-def misfits(shifts: Shifts) -> int:
-    """Return the number of misfits in the reported stretches."""
-    count, ratios, digits = shifts.mismatches.tolist()
-    assert (ratios, digits) == (count, 0)
-    return int(count)
-
-
 def look(
     targets: list[int], evidence: Evidence, size: int = 1000, sources: list[int] = SOURCES
 ) -> Shifts:
@@ -59,10 +47,8 @@ def look(
         lines = SOURCES[start : start + size]
         sides = words(sources[start : start + size]), words(targets[start : start + size])
         texts = [""] * len(lines)
-        nats = evidence.evidence(*sides)
-        shifts.feed(
-            Chunk(findings, lines, (texts, texts), sides, ({}, {})), nats, mismatches(nats < 0)
-        )
+        chunk = Chunk(findings, lines, (texts, texts), sides, ({}, {}))
+        shifts.feed(chunk, evidence.evidence(*sides))
     shifts.finish()
     return shifts
 
@@ -70,8 +56,8 @@ def look(
 def look_at_lengths(
     lengths: NDArray[np.int64], size: int = 1000, known: range = range(0), distance: int = 0
 ) -> Shifts:
-    """Look at pairs of these lengths; every tenth is a misfit. Words tell the distance of the known
-    rows, and nothing of others.
+    """Look at pairs of these lengths. Words tell the distance of the known rows, and nothing of
+    others.
     """
     findings = Findings("data.train.0", TextCorpus(src="a", tgt="b"), Path(), 10)
     evidence = Evidence(4.0)
@@ -85,7 +71,7 @@ def look_at_lengths(
         )
         chunk = Chunk(findings, rows, (src, tgt), sides, ({}, {}))
         findings.pairs += len(rows)
-        shifts.feed(chunk, evidence.evidence(*sides), mismatches(np.array(rows) % 10 == 0))
+        shifts.feed(chunk, evidence.evidence(*sides))
     shifts.finish()
     return shifts
 
@@ -95,6 +81,11 @@ def slips(shifts: Shifts) -> list[tuple[int, int, int | None]]:
     finding = shifts.findings.by_kind.get(("slip", ""))
     found: list[dict[str, Any]] = [each.json for each in finding.examples] if finding else []
     return [(each["line"], each["end"], each.get("distance")) for each in found]
+
+
+def places(shifts: Shifts) -> list[tuple[int, int]]:
+    """Return the first and last rows of the reported stretches."""
+    return [(rows.start, rows.end) for rows in shifts.reported]
 
 
 def moved(first: int, last: int, distance: int) -> list[int]:
@@ -115,8 +106,9 @@ def test_shifted_lines_are_found_in_chunks_of_any_size(
     distance, last = shift if is_behind else -shift, first + 4 * shift + 15
     shifts = look(moved(first, last, distance), Evidence(3.0), size)
     assert slips(shifts) == [(first, last, distance)]
-    assert shifts.stretches == [(first, last)]
-    assert shifts.pairs == misfits(shifts) == last - first + 1
+    assert places(shifts) == [(first, last)]
+    numbers = [first - 1, first, last, last + 1]
+    assert shifts.reported_of(numbers) == {first, last}
 
 
 def test_no_pair_counts_more_than_four_nats() -> None:
@@ -133,7 +125,6 @@ def test_a_stretch_ends_where_later_pairs_match() -> None:
     targets[49:89] = moved(50, 89, 2)[49:89]
     shifts = look(targets, Evidence(4.0))
     assert slips(shifts) == [(50, 89, 2)]
-    assert misfits(shifts) == 40
     for matching, number in ((2, 1), (3, 2)):
         targets = moved(50, 89, 2)
         targets[89 + matching : 129] = moved(90 + matching, 129, -3)[89 + matching : 129]
@@ -147,7 +138,6 @@ def test_a_shift_goes_on_where_lines_match_as_well_unshifted(size: int) -> None:
     targets[49:150] = [*targets[52:150], *targets[49:52]]
     shifts = look(targets, Evidence(4.0), size, sources)
     assert slips(shifts) == [(50, 150, -3)]
-    assert misfits(shifts) == sum(map(int.__ne__, sources, targets))
 
 
 @pytest.mark.parametrize(("matching", "number"), [(20, 1), (21, 2)])
@@ -160,8 +150,7 @@ def test_stretches_at_one_distance_with_few_lines_between_them_are_one(
     ]
     shifts = look(targets, Evidence(4.0))
     assert len(slips(shifts)) == number
-    assert slips(shifts)[-1][1] == shifts.stretches[-1][1] == 129 + matching
-    assert misfits(shifts) == 80
+    assert slips(shifts)[-1][1] == places(shifts)[-1][1] == 129 + matching
 
 
 @given(st.integers(1, 4), st.booleans(), st.integers(0, 20), st.sampled_from([150, 200]))
@@ -208,7 +197,7 @@ def test_lines_that_match_badly_but_best_unshifted_may_be_a_list_of_names(
 ) -> None:
     shifts = look(without(*range(50, 110)), Evidence(nats, against))
     assert bool(slips(shifts)) == is_reported
-    assert shifts.stretches == [(50, 109)] * is_reported
+    assert places(shifts) == [(50, 109)] * is_reported
 
 
 @pytest.mark.parametrize("distance", [1, -1, 12, -30])
@@ -219,7 +208,7 @@ def test_a_text_that_is_shifted_throughout_is_known_by_its_lengths(
     src = np.random.default_rng(3).integers(5, 90, 2000)
     shifts = look_at_lengths(np.stack((src, np.roll(src + src % 5, distance)), 1), size)
     assert slips(shifts) == [(1, 2000, distance)]
-    assert (shifts.pairs, misfits(shifts)) == (2000, 200)
+    assert places(shifts) == [(1, 2000)]
     [example] = shifts.findings.by_kind["slip", ""].examples
     units = "line" if abs(distance) == 1 else "lines"
     direction = "behind" if distance > 0 else "ahead of"
@@ -236,8 +225,7 @@ def test_the_rows_that_are_shifted_are_known_by_their_lengths() -> None:
     for found, place in ((first, (1201, 1700, 3)), (second, (3001, 4000, -20))):
         assert found[2] == place[2]
         assert np.abs(np.subtract(found, place)).max() <= 20
-    assert shifts.pairs == sum(end - start + 1 for start, end, _ in (first, second))
-    assert 140 <= misfits(shifts) <= 155
+    assert places(shifts) == [found[:2] for found in (first, second)]
     assert slips(look_at_lengths(np.stack((src, src), 1))) == []
 
 
@@ -247,11 +235,11 @@ def test_stretches_that_words_tell_within_a_longer_one_are_not_reported() -> Non
     tgt[1200:1700] = np.roll(tgt[1200:1700], 3)
     lengths = np.stack((src, tgt), 1)
     shifts = look_at_lengths(lengths)
-    assert shifts.stretches
+    assert places(shifts)
     known = look_at_lengths(lengths, known=range(1300, 1401), distance=3)
     assert [(each.start, each.end, each.distance) for each in known.closed] == [(1303, 1400, 3)]
     assert slips(known) == slips(shifts)
-    assert (known.pairs, misfits(known)) == (shifts.pairs, misfits(shifts))
+    assert places(known) == places(shifts)
     known = look_at_lengths(lengths, known=range(1210, 1691), distance=3)
     assert slips(known) == [(1213, 1690, 3)]
 
@@ -266,4 +254,4 @@ def test_a_stretch_is_reported_once_also_if_lengths_tell_only_a_part_of_it(told:
     src[plain] = tgt[plain] = 40
     shifts = look_at_lengths(np.stack((src, tgt), 1), known=range(1201, 1701), distance=3)
     assert slips(shifts) == [(1204, 1700, 3)]
-    assert (shifts.pairs, misfits(shifts)) == (497, 50)
+    assert places(shifts) == [(1204, 1700)]
