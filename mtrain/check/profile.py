@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from heapq import nlargest
 from itertools import chain, groupby, product, takewhile
@@ -334,19 +334,8 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
         if fraction >= MIN_LOST_ACCENTS:
             text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
             rows.findings.add_message("accents", text)
-        by_unit = _lengths({text for text in rows.texts[side] if not is_blank(text)})
-        counts = np.bincount(by_unit["words"], minlength=1)  # of texts, by number of words
-        most = MAX_CUT * counts.sum()
-        for unit, lengths in by_unit.items():
-            cut = _cut_texts(lengths)
-            # in scripts without spaces, most texts are one word
-            if cut and (counts.max() <= most or (counts.argmax() == 1 and cut <= most)):
-                text = f"{cut:,} of the {name} have {lengths.max():,} {unit}, and none has more"
-                rows.findings.add_message("cut", text)
-                break
-        else:
-            if text := _unfinished(rows, side):
-                rows.findings.add_message("cut", text)
+        if text := _cut_at_a_length(rows.texts[side], name) or _unfinished(rows, side):
+            rows.findings.add_message("cut", text)
         found = additions(rows.texts[side], rows.texts[1 - side])
         for addition in nlargest(MAX_ADDITIONS, found, attrgetter("fraction")):
             place = rows.findings.name_row(rows.numbers[addition.indices[0]], side)
@@ -356,6 +345,19 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
                 f'"{shorten_text(addition.text, MAX_SHOWN)}", for instance {place}, but nothing on '
                 "the other side corresponds to it; remove it, unless it is a tag",
             )
+
+
+def _cut_at_a_length(texts: Iterable[str], name: str) -> str:
+    """Return a message if texts of a side seem to be cut off at a length; else an empty text."""
+    by_unit = _lengths({text for text in texts if not is_blank(text)})
+    counts = np.bincount(by_unit["words"], minlength=1)  # of texts, by number of words
+    most = MAX_CUT * counts.sum()
+    for unit, lengths in by_unit.items():
+        cut = _cut_texts(lengths)
+        # in scripts without spaces, most texts are one word
+        if cut and (counts.max() <= most or (counts.argmax() == 1 and cut <= most)):
+            return f"{cut:,} of the {name} have {lengths.max():,} {unit}, and none has more"
+    return ""
 
 
 def _unfinished(rows: Chunk, side: int) -> str:
