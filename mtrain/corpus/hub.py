@@ -167,6 +167,7 @@ def _reader_and_files(directory: Path) -> tuple[str, dict[str, list[str]]]:
 def _loading(name: str) -> Iterator[None]:
     """Turn errors of the library into `UserError`."""
     from datasets.exceptions import DatasetsError
+    from datasets.table import CastError
     from pandas.errors import ParserError
 
     # errors of a malformed dataset card, and of packed files that are cut or damaged
@@ -184,10 +185,7 @@ def _loading(name: str) -> Iterator[None]:
         elif isinstance(cause, UnicodeDecodeError):
             advice = "; convert the files to UTF-8"
         reason = "a file is empty" if isinstance(cause, StopIteration) else first_line(cause)
-        if reason == "Couldn't cast" or reason.startswith("Schema at index"):
+        if isinstance(cause, CastError) or reason.startswith("Schema at index"):
             reason = "its files differ in their columns"
             advice = "; give all the same columns in the same order"
-        elif reason.startswith("Couldn't cast"):
-            reason = "a column holds values of different types"
-            advice = "; give it one type, or remove it"
         raise UserError(f"{name}: cannot load: {reason}{advice}") from None
