@@ -24,7 +24,7 @@ from mtrain.config.loading import parse_config
 from mtrain.config.recipe import Size, recipe_for
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.config.yaml_reader import dump_document, parse_document
-from mtrain.corpus.lines import BLANK, DROPPED, MAX_INVALID, NOT_UTF8, Reading
+from mtrain.corpus.lines import DROPPED, NOT_UTF8, Reading
 from mtrain.corpus.readers import Pair, corpus_name, read_pairs, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import find_unshared, temporary_folder
@@ -206,11 +206,6 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     for path in parts:
         manifest.check_new(path, "the text is split into that folder; choose another one with -o")
     size = _measure(corpus, rows, reading)
-    if (invalid := reading.counts[NOT_UTF8]) > MAX_LOST * rows:
-        advice = "convert the text to UTF-8, such as by iconv -f ENCODING -t UTF-8 FILE > NEW"
-        raise UserError(
-            f"{corpus_name(corpus)}: {invalid:,} of {rows:,} pairs are not UTF-8; {advice}"
-        )
     count = _count_to_hold_out(request, size.pairs)
     with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):
         train, valid = corpus, request.valid
@@ -224,10 +219,6 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         parse_config(parse_document(text, str(request.output)))
         sink.write(text.encode("utf-8"))
     warn_of_counts(+reading.counts)
-    if reading.counts[NOT_UTF8] > MAX_INVALID * rows:
-        logger.warning(
-            "do the files have another encoding? convert them: iconv -f ENCODING -t UTF-8"
-        )
     logger.info("%s training pairs", f"{size.pairs:,}")
     for text in missing_tokenizers([tokenizer_for(request.tgt_lang)]):
         logger.warning("%s", text)
@@ -318,7 +309,8 @@ def _pairs(corpus: Text, reading: Reading, total: int, description: str) -> Iter
 
 def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
     """Count the pairs, and measure a sample that is spread over the `rows`. Rows that training
-    drops, such as invalid UTF-8, are not among the pairs, but counted in `reading`.
+    drops, such as invalid UTF-8, are not among the pairs, but counted in `reading`. Raises
+    `UserError` if too many are invalid UTF-8, or if no text is left.
     """
     char_counts, words = Counter[str](), np.zeros(0, np.uint64)
     pairs, num_pairs, num_tokens, step = 0, 0, 0.0, max(1, rows // SAMPLE)
@@ -335,13 +327,12 @@ def _measure(corpus: Text, rows: int, reading: Reading) -> Size:
             char_counts.update("".join(texts))
             words = np.union1d(words, each.hashes)
         num_tokens += float(chunk.estimated_tokens.sum())
+    name = corpus_name(corpus)
+    if (invalid := reading.counts[NOT_UTF8]) > MAX_LOST * rows:
+        advice = "convert the text to UTF-8, such as by iconv -f ENCODING -t UTF-8 FILE > NEW"
+        raise UserError(f"{name}: {invalid:,} of {rows:,} pairs are not UTF-8; {advice}")
     if not num_tokens:
-        reason = "no text to learn from"
-        if reading.counts[NOT_UTF8]:
-            reason = "no pair is UTF-8 text on both sides; convert the files (iconv -f ENCODING)"
-        elif reading.counts[BLANK]:
-            reason += ": all pairs are blank on a side"
-        raise UserError(f"{corpus_name(corpus)}: {reason}")
+        raise UserError(f"{name}: no text to learn from, or all pairs are blank on a side")
     counts = np.sort(np.array(list(char_counts.values())))[::-1]
     to_cover = TokenizerConfig().character_coverage * counts.sum()
     characters = int((np.cumsum(counts) <= to_cover).sum()) + 1
@@ -373,12 +364,9 @@ def _hold_out(
                 counts[LINE_BREAKS] += breaks
             sink.write(text.encode("utf-8") + b"\n")
     if not held or not left:
-        reason = "all pairs are copies of those held out for validation"
-        if not held:
-            reason = "no pair can be held out for validation: each shares a side with another"
         raise UserError(
-            f"{corpus_name(corpus)}: {reason}; add text, or name a set with --valid-src, "
-            "--valid-tgt"
+            f"{corpus_name(corpus)}: too few pairs differ on both sides to hold some out for "
+            "validation; add text, or name a set with --valid-src, --valid-tgt"
         )
     text = "held out %s of %s pairs for validation; no other pair shares a side"
     logger.info(text, f"{len(held):,}", f"{pairs:,}")
