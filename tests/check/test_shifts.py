@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
-from mtrain.check.shifts import Shifts
+from mtrain.check.shifts import Rows, Shifts
 from mtrain.check.words import Words
 from mtrain.config.corpora import TextCorpus
 
@@ -181,6 +181,12 @@ def test_wrong_lines_of_which_few_match_a_neighbour_are_not_shifted(size: int) -
     targets = without(50, 51, 52, 53)
     targets[53] = 53
     assert slips(look(targets, Evidence(4.0), size)) == []
+
+
+def test_rows_of_stretches_that_overlap_are_those_of_either() -> None:
+    shifts = look(SOURCES, Evidence(4.0))
+    shifts.reported = [Rows(20, 90), Rows(30, 40), Rows(95, 95)]
+    assert shifts.reported_of([19, 20, 35, 41, 90, 91, 95, 96]) == {20, 35, 41, 90, 95}
 
 
 def test_unrelated_lines_are_reported_if_they_are_many() -> None:
