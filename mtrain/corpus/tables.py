@@ -29,7 +29,6 @@ from mtrain.corpus.tmx import count_tmx, read_tmx
 from mtrain.runtime.errors import UserError, is_utf8
 
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
-QUOTED = "rows with quotes of CSV, which become part of the text (use JSON lines instead)"
 HEADER = (
     "a first row that looks like names of columns, and is one of the pairs (to leave it out, give "
     "the columns by name: src: {0}, tgt: {1}; for mtrain init, --columns {0},{1})"
@@ -114,11 +113,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
     least = max(src, tgt) + 1  # columns of a row
     columns = len(header)  # of the first row
-    first_lines: dict[str, int] = {}  # the first line of each kind of odd row
-
-    def count(odd: str) -> None:
-        reading.counts[f"{odd}, from line {first_lines.setdefault(odd, number)} on"] += 1
-
+    first_odd = 0  # line with another number of columns
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) < least or 0 < len(header) < len(cells):
@@ -127,11 +122,10 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
             continue
         columns = columns or len(cells)
         if len(cells) != columns:
-            count(OTHER_COLUMNS)
+            first_odd = first_odd or number
+            reading.counts[f"{OTHER_COLUMNS}, from line {first_odd} on"] += 1
         elif number == 1 and _is_name(cells[src]) and _is_name(cells[tgt]):
             reading.counts[HEADER.format(_name(cells[src]), _name(cells[tgt]))] += 1
-        if '""' in line and any(_has_quotes(cells[column]) for column in (src, tgt)):
-            count(QUOTED)
         yield number, cells[src], cells[tgt]
 
 
@@ -147,11 +141,6 @@ def _column_fault(
     has = f"has {len(cells)} columns" if len(cells) > 1 else "has 1 column, and no tab"
     needs = f"src: {corpus.src}, tgt: {corpus.tgt} needs {least}"
     return f"{has}, but {needs} (columns are numbered from 0); fix or remove the line"
-
-
-def _has_quotes(cell: str) -> bool:
-    """Whether a cell is in quotes and holds doubled quotes, as programs write CSV."""
-    return '""' in cell[1:-1] and is_quoted_cell(cell)
 
 
 def _is_name(cell: str) -> bool:

@@ -33,7 +33,6 @@ CODES = {"bpt", "ept", "it", "ph", "ut"}
 MAX_DEPTH = 200  # of nested elements; ordinary files have about ten
 MAX_NAMES = 1000  # of elements and attributes, which the parser keeps; TMX has about sixty
 MAX_LANGUAGES = 20  # listed in an error
-MAX_LANGUAGE_LENGTH = 100  # characters; the rest of a language code is ignored
 MAX_UNIT_LENGTH = 4 * MAX_LINE_LENGTH  # characters of all variants, plus 100 for each variant
 _BLOCK = 1 << 20
 # With the blanks around them. A match starts where blanks do: else this would take quadratic time.
@@ -170,8 +169,7 @@ class _UnitParser:
             self.unit = []
             self.size = 0
         elif name == "tuv":
-            language = attributes.get("xml:lang") or attributes.get("lang") or ""
-            self.language = language[:MAX_LANGUAGE_LENGTH]
+            self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
             self.parts = []
 
