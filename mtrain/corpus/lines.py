@@ -192,10 +192,8 @@ def reading_from(name: Path | str) -> Iterator[None]:
     except (OSError, EOFError, zlib.error) as error:
         reason = str(getattr(error, "strerror", None) or error)  # without the number of the error
         advice = ""
-        if "requires too much memory" in reason:
-            advice = "; pack it again without zstd's --long"
-        elif str(name).endswith(PACKED):
-            advice = "; check that it is complete and packed as its name says"
+        if str(name).endswith(PACKED):
+            advice = "; check that it is complete, and packed as its name says (zstd without --long)"
         raise UserError(f"{name}: cannot read: {reason}{advice}") from None
 
 

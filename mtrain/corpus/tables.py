@@ -106,9 +106,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     src, tgt = corpus.src, corpus.tgt
     header = list[str]()
     if isinstance(src, str) or isinstance(tgt, str):
-        number, first = next(lines, (1, ""))
-        if number > 1:  # `lines` drops lines that are not UTF-8
-            raise UserError(f"{path}:1: the names of the columns are not UTF-8; convert the file")
+        _, first = next(lines, (1, ""))
         header = first.split("\t")
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
     least = max(src, tgt) + 1  # columns of a row
@@ -158,11 +156,10 @@ def _name(cell: str) -> str:
 
 def _column_index(name: str, header: list[str], path: Path) -> int:
     """Return the index of a named column; raises `UserError` for none or two."""
-    names = list(map(_name, header))
-    for each in (header, names):
-        if each.count(name) == 1:
-            return each.index(name)
-    fault = "two columns" if name in names else "no column"
+    names, wanted = list(map(_name, header)), _name(name)
+    if names.count(wanted) == 1:
+        return names.index(wanted)
+    fault = "two columns" if wanted in names else "no column"
     raise UserError(
         f"{path}:1: {fault} {name}; it has {join_names(header)}. If the columns have no names, "
         "give their numbers, from 0"
