@@ -88,10 +88,6 @@ def parquet_batches(path: Path, names: list[str]) -> Iterator[dict[str, list[Any
         raise UserError(f"{path}: no text column {missing[0]}; it has {join_names(columns)}")
     if repeated := [name for name in names if columns.count(name) > 1]:
         raise UserError(f"{path}: two columns {repeated[0]}; rename one of them")
-    for name in names:
-        column = file.schema.column(columns.index(name))
-        if (column.physical_type, column.logical_type.type) == ("BYTE_ARRAY", "NONE"):
-            raise UserError(f"{path}: the column {name} is binary, not text; cast it to string")
     rows_read = 0
     try:
         for group in range(file.num_row_groups):

@@ -537,7 +537,7 @@ def test_a_bad_row_of_a_parquet_file_is_named(tmp_path: Path, src: str, words: s
 
 def test_a_binary_column_of_a_parquet_file_is_named(tmp_path: Path) -> None:
     corpus = parquet(tmp_path, {"a": [b"b", b"c"], "d": ["e", "f"]}, "d", "a")
-    assert "the column a is binary, not text; cast it to string" in error_of(corpus)
+    assert "row 1: a is of the type bytes, not text; fix" in error_of(corpus)
 
 
 def test_names_with_dots_are_names(tmp_path: Path) -> None:
