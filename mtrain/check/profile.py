@@ -279,15 +279,13 @@ class Profile:
             if own and letters and sum(letters[script] for script in own) < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 fraction, only = count / letters.total(), "only " if main in own else ""
-                advice = ""
-                if main in scripts_of(languages[1 - side]):
-                    advice = ": are the sides swapped?"
-                elif tag := tag_of(language, main):
-                    advice = f": is this the right file? If {language} is meant, write {tag}"
+                tag = tag_of(language, main)
+                advice = f" If {language} is meant, write {tag}" if tag else ""
                 self.sample[0].findings.add_message(
                     "language",
                     f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{fraction:.0%} of "
-                    f"the {('source', 'target')[side]}'s letters are {script_name(main)}{advice}",
+                    f"the {('source', 'target')[side]}'s letters are {script_name(main)}: is this "
+                    f"the right file?{advice}",
                 )
 
     def _find_unrelated(self, rows: Chunk) -> None:
