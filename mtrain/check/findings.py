@@ -13,6 +13,7 @@ from rich.cells import cell_len
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.corpus.lines import RowError
 from mtrain.corpus.readers import corpus_name
+from mtrain.corpus.tables import FORMATS
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 
@@ -147,7 +148,7 @@ class Findings:
             if corpus.swap:
                 self.names.reverse()
         elif isinstance(corpus, FileCorpus):
-            self.unit = {"parquet": "row", "tmx": "unit"}.get(corpus.kind, "line")
+            self.unit = FORMATS[corpus.kind].unit
         in_files = isinstance(corpus, TextCorpus | FileCorpus)
         self.files = [str(root / name) if in_files else name for name in self.names]
 

@@ -49,7 +49,7 @@ _OTHER_FORMATS = {
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
     b"BZh91AY&SY": "looks like bzip2; unpack it, or pack it with gzip or zstd",
     b"PK\3\4": "looks like a ZIP archive; unpack it",
-    b"PAR1": "looks like Parquet; give the file a name that ends in .parquet",
+    b"PAR1": "looks like Parquet, not text; name the file of a corpus .parquet",
     b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
 # UTF-8 bytes of characters that are not ASCII.

@@ -44,12 +44,12 @@ TextRow = tuple[int, str, str]
 @dataclass(frozen=True)
 class Format:
     """Functions for a file format: `read` yields the rows. `count` returns their number, given the
-    number of lines; None: each line is a row.
+    number of lines; None: each line is a row. `unit` is what the number of a row counts.
     """
 
     read: Callable[[FileCorpus, Path, Reading], Iterator[Row]]
     count: Callable[[FileCorpus, Path, Reading, int], int] | None = None
-    before_number: str = ":"  # between a file's name and the number of a row, in messages
+    unit: str = "line"
 
 
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
@@ -69,7 +69,8 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     path = reading.root / corpus.file
     form = FORMATS[corpus.kind]
     rows = form.read(corpus, path, reading)
-    return texts_of(rows, corpus, f"{path}{form.before_number}", reading)
+    location = f"{path}:" if form.unit == "line" else f"{path}: {form.unit} "
+    return texts_of(rows, corpus, location, reading)
 
 
 def texts_of(
@@ -252,6 +253,6 @@ def _count_parquet(corpus: FileCorpus, path: Path, reading: Reading, lines: int)
 FORMATS = {
     "tsv": Format(_read_tsv, _count_tsv),
     "jsonl": Format(_read_json_lines),
-    "parquet": Format(_read_parquet, _count_parquet, before_number=": row "),
-    "tmx": Format(read_tmx, count_tmx, before_number=": unit "),
+    "parquet": Format(_read_parquet, _count_parquet, "row"),
+    "tmx": Format(read_tmx, count_tmx, "unit"),
 }

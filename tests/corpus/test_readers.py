@@ -226,7 +226,7 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         (bz2.compress(b"a\nb\n"), "looks like bzip2; unpack it"),
         (lzma.compress(b"a\nb\n"), "looks like xz; unpack it"),
         (b"PK\3\4a\nb\n", "looks like a ZIP archive; unpack it"),
-        (b"PAR1\n\0" * 9, "looks like Parquet; give the file a name that ends in .parquet"),
+        (b"PAR1\n\0" * 9, "looks like Parquet, not text; name the file of a corpus .parquet"),
         (
             gzip.compress(b"a\nb\n"),
             "looks like gzip; unpack it, or give the file a name that ends in .gz",
