@@ -13,6 +13,7 @@ from typing import NamedTuple
 from unicodedata import is_normalized, normalize
 
 import numpy as np
+import regex
 
 from mtrain.corpus.lines import is_blank
 from mtrain.corpus.markup import ENTITIES, SUBWORDS
@@ -42,6 +43,8 @@ APART = {
     if len(normalize("NFC", chr(code))) > 1
 }
 HAS_APART = re.compile("|".join(APART.values()))
+# More marks than a letter has: normalization takes quadratic time in their number.
+MANY_MARKS = regex.compile(r"(\p{M}{20})\p{M}+")
 # A phrase of 8 to 80 characters three times in a row, or of 2 to 7 characters four times.
 LOOP = re.compile(r"([^\W\d_].{7,79}?)\1{2,}|([^\W\d_].{1,6}?)\2{3,}")
 
@@ -174,7 +177,8 @@ def find_faults(
 
     If many sources have the same translation, this is the only note, because it causes most others.
     """
-    by_line = list(zip(*references, strict=True))
+    by_line = list(zip(*(map(_without_many_marks, texts) for texts in references), strict=True))
+    hypotheses = list(map(_without_many_marks, hypotheses))
     lines = list(map(Line, hypotheses, by_line, sources or repeat(None)))
     notes = list(_same_translations(lines))
     if notes and _is_frequent(notes[0]):
@@ -187,6 +191,10 @@ def find_faults(
             notes.append(_note(lines, kind, what, indices, advice))
     notes += _wrong_length(lines)
     return notes if any(map(_is_frequent, notes)) else [*_unrelated_lengths(lines), *notes]
+
+
+def _without_many_marks(text: str) -> str:
+    return text if text.isascii() else MANY_MARKS.sub(r"\1", text)
 
 
 def summary(notes: list[Note]) -> str:

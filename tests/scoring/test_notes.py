@@ -159,6 +159,14 @@ def test_loops_in_very_long_lines_are_found_quickly() -> None:
     assert next(note for note in found if note.kind == "loops").first[0] == 2
 
 
+def test_letters_with_very_many_accents_take_no_long_time() -> None:
+    many = "e" + "\u0301\u0316" * 250_000
+    begun = time.process_time()
+    find_faults([many, *"abc"], [["a"] * 4], ["b"] * 4)
+    find_faults([*"abcd"], [[many] * 4], ["b"] * 4)
+    assert time.process_time() - begun < 5
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "lines"),
     [
