@@ -59,7 +59,7 @@ class CheckedPart(NamedTuple):
 
     chunk: Chunk
     evidence: NDArray[np.float64]
-    mismatches: dict[str, list[int]]
+    mismatches: dict[str, NDArray[np.int64]]
 
 
 class Checker:
@@ -186,18 +186,19 @@ class Checker:
         refuse = partial(findings.add_error, is_dropped=is_dropped)
         reading = reading_of(self.config, keep_blank=True, refuse=refuse)
         shifts = Shifts(profile.associations, findings)
-        mismatches = defaultdict[str, list[int]](list)  # rows by kind
+        mismatches = defaultdict[str, list[NDArray[np.int64]]](list)  # rows by kind and chunk
         with closing(self._checked_parts(findings, profile, reading)) as parts:
             for part in parts:
                 bar.update(len(part.chunk))
                 findings.include(part.chunk.findings)
                 shifts.feed(part.chunk, part.evidence)
                 for kind, numbers in part.mismatches.items():
-                    mismatches[kind] += numbers
+                    mismatches[kind].append(numbers)
                 yield part.chunk
         shifts.finish()
-        for kind, numbers in mismatches.items():
-            findings.remove_rows(kind, shifts.reported_of(numbers))  # a stretch says more
+        for kind, numbers_by_chunk in mismatches.items():
+            # a stretch says more
+            findings.remove_rows(kind, shifts.reported_of(np.concatenate(numbers_by_chunk)))
         _remove_explained(findings, sum(rows.pairs for rows in shifts.reported))
         for reason, count in reading.counts.items():
             if reason == CARRIAGE_RETURNS:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import compress
 from unicodedata import normalize
 
 import numpy as np
@@ -118,7 +117,9 @@ _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
 
-def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], dict[str, list[int]]]:
+def check_pairs(
+    chunk: Chunk, profile: Profile
+) -> tuple[NDArray[np.float64], dict[str, NDArray[np.int64]]]:
     """Report faults of texts and pairs. Return the evidence, in nats, that the sides of each pair
     are translations (0 for pairs with another finding), and the rows that were reported as each of
     the `MISMATCHES`.
@@ -154,7 +155,8 @@ def check_pairs(chunk: Chunk, profile: Profile) -> tuple[NDArray[np.float64], di
     # the numbers of short texts are easily seen
     chunk.report("digits", digits, ranks=chunk.lengths.sum(1).astype(float))
     masks = zip(MISMATCHES, (misfit, ratio, digits), strict=True)
-    return evidence, {kind: list(compress(chunk.numbers, mask)) for kind, mask in masks}
+    numbers = np.array(chunk.numbers, np.int64)
+    return evidence, {kind: numbers[mask] for kind, mask in masks}
 
 
 def _have_other_digits(source: str, target: str) -> bool:

@@ -4,10 +4,13 @@ import math
 from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.cells import cell_len
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
@@ -185,11 +188,11 @@ class Findings:
             if finding.kind in kinds and finding.count < below:
                 del self.by_kind[key]
 
-    def remove_rows(self, kind: str, numbers: set[int]) -> None:
+    def remove_rows(self, kind: str, numbers: NDArray[np.int64]) -> None:
         """Once all rows are read, remove those of a kind that have these numbers."""
         if finding := self.by_kind.get((kind, "")):
-            remaining = [each for each in finding.examples if each.number not in numbers]
-            finding.examples = remaining[: self.max_examples]
+            is_removed = np.isin([each.number for each in finding.examples], numbers)
+            finding.examples = list(compress(finding.examples, ~is_removed))[: self.max_examples]
             finding.count -= len(numbers)
             self.remove(kind, below=1)
 

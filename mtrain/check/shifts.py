@@ -9,7 +9,6 @@ give no evidence, and the lengths of the sides tell the distance.
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import compress
 from operator import attrgetter
 
 import numpy as np
@@ -224,12 +223,12 @@ class Shifts:
                 if not any(rows.start <= middle <= rows.end for rows in by_words):
                     self._report(run)
 
-    def reported_of(self, numbers: list[int]) -> set[int]:
+    def reported_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of these rows that are in reported stretches."""
         starts = np.sort([rows.start for rows in self.reported])
         ends = np.sort([rows.end for rows in self.reported])
         begun, ended = np.searchsorted(starts, numbers, "right"), np.searchsorted(ends, numbers)
-        return set(compress(numbers, begun > ended))
+        return numbers[begun > ended]
 
     def _report(self, rows: Rows) -> None:
         """Report rows that are shifted, or shuffled if their distance is not known."""

@@ -193,7 +193,9 @@ def reading_from(name: Path | str) -> Iterator[None]:
         reason = str(getattr(error, "strerror", None) or error)  # without the number of the error
         advice = ""
         if str(name).endswith(PACKED):
-            advice = "; check that it is complete, and packed as its name says (zstd without --long)"
+            advice = (
+                "; check that it is complete, and packed as its name says (zstd without --long)"
+            )
         raise UserError(f"{name}: cannot read: {reason}{advice}") from None
 
 

@@ -6,8 +6,10 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +175,18 @@ def _count_tsv(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> 
 
 
 def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]:
+    wanted = set[str]()
+    for name in (str(corpus.src), str(corpus.tgt)):
+        wanted |= {name, *name.split(".")}
+    quoted = [json.dumps(name, ensure_ascii=False) for name in wanted]
     for number, line in _decoded_lines(path, reading):
         try:
-            row = json.loads(line)
+            # the hook is slow, so use it only if a field may occur twice: its name does, or an
+            # escape may spell it
+            if "\\" in line or any(line.count(name) > 1 for name in quoted):
+                row = json.loads(line, object_pairs_hook=partial(_object, wanted))
+            else:
+                row = json.loads(line)
             yield number, _field(row, str(corpus.src)), _field(row, str(corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
             reading.refuse(RowError(f"{path}:{number}", number, _fault(line, error)))
@@ -191,6 +202,17 @@ def _fault(line: str, error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         what = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     return f"not JSON: {what}; write one JSON object per line"
+
+
+def _object(wanted: set[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; raises `LookupError` if a wanted field occurs twice, since programs
+    differ in which of the two they use.
+    """
+    counts = Counter(name for name, _ in pairs if name in wanted)
+    for name, count in counts.items():
+        if count > 1:
+            raise LookupError(f"the field {name} occurs twice; remove one")
+    return dict(pairs)
 
 
 def _field(row: Any, name: str) -> Any:
