@@ -34,8 +34,9 @@ MARK = re.compile(r"\w ?[,.](?!\S)")
 _SENTENCE_END = regex.compile(
     r"(?!\p{Georgian})[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z"
 )
-# Also an ellipsis, and marks of Greek, Tibetan and Sinhala that lack the property.
-_FINAL_MARK = regex.compile(r"[\p{Sentence_Terminal}\u2026;\u037e\u0f0d\u0df4][\p{P}\s]*\Z")
+# Also an ellipsis, and marks of Greek, Tibetan and Sinhala that lack the property. Searched from
+# the end.
+_FINAL_MARK = regex.compile(r"(?r)[\p{Sentence_Terminal}\u2026;\u037e\u0f0d\u0df4][\p{P}\s]*\Z")
 _MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
 _SPACE_IN_HAN = regex.compile(r"\p{Han} (?=\p{Han})")
 _HAN = regex.compile(r"\p{Han}")
