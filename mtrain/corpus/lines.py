@@ -49,7 +49,8 @@ _OTHER_FORMATS = {
     b"\xfd7zXZ\0": "looks like xz; unpack it, or pack it with gzip or zstd",
     b"BZh91AY&SY": "looks like bzip2; unpack it, or pack it with gzip or zstd",
     b"PK\3\4": "looks like a ZIP archive; unpack it",
-    b"PAR1": "looks like Parquet, not text; name the file of a corpus .parquet",
+    # with the first byte of a page's header: a text may begin with PAR1, the name of a receptor
+    b"PAR1\x15": "looks like Parquet, not text; name the file of a corpus .parquet",
     b"version https://git-lfs": "is a pointer of Git LFS, not the text; fetch it: git lfs pull",
 }
 # UTF-8 bytes of characters that are not ASCII.

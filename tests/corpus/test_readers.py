@@ -29,6 +29,7 @@ from mtrain.corpus.lines import (
     read_text_file,
     reading_from,
     refuse_other_start,
+    scan_file,
 )
 from mtrain.corpus.readers import Pair, read_pairs, read_scored_text, scan
 from mtrain.corpus.tables import OTHER_COLUMNS
@@ -226,7 +227,7 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         (bz2.compress(b"a\nb\n"), "looks like bzip2; unpack it"),
         (lzma.compress(b"a\nb\n"), "looks like xz; unpack it"),
         (b"PK\3\4a\nb\n", "looks like a ZIP archive; unpack it"),
-        (b"PAR1\n\0" * 9, "looks like Parquet, not text; name the file of a corpus .parquet"),
+        (b"PAR1\x15\n\0" * 9, "looks like Parquet, not text; name the file of a corpus .parquet"),
         (
             gzip.compress(b"a\nb\n"),
             "looks like gzip; unpack it, or give the file a name that ends in .gz",
@@ -241,6 +242,20 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         table = FileCorpus(file=str(tmp_path / "a.tsv"), src=0, tgt=1)
         with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'a.tsv'}: {words}")):
             scan(table, Reading())
+
+
+def test_text_may_begin_as_the_name_of_a_format(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"PAR1 is a receptor.\n")
+    assert list(read_file(tmp_path / "text")) == [b"PAR1 is a receptor."]
+    assert scan_file(tmp_path / "text", lambda: None)[0] == 1
+
+
+def test_parquet_under_the_name_of_a_text_is_told(tmp_path: Path) -> None:
+    all_options: list[dict[str, Any]] = [{}, {"use_dictionary": False, "data_page_version": "2.0"}]
+    for options in all_options:
+        parquet(tmp_path, {"de": ["a"], "en": ["b"]}, "de", "en", **options)
+        with pytest.raises(UserError, match="looks like Parquet"):
+            list(read_file(tmp_path / "a.parquet"))
 
 
 def test_nul_bytes_at_the_start_of_text_are_text(tmp_path: Path) -> None:
