@@ -212,16 +212,15 @@ class Shifts:
                 self._report(stretch)
             elif is_same:
                 run.stretches.append(stretch)
-        by_words = self.reported.copy()
-        for index, run in enumerate(self.runs):
+        middles = [(run.start + run.end) // 2 for run in self.runs]
+        known = set(self.reported_of(np.array(middles, np.int64)).tolist())  # by words
+        for index, (run, middle) in enumerate(zip(self.runs, middles, strict=True)):
             # the first run may be the whole text
             if index and sum(each.pairs for each in run.stretches) >= run.pairs / 2:
                 for stretch in run.stretches:
                     self._report(stretch)
-            elif run.distance:
-                middle = (run.start + run.end) // 2
-                if not any(rows.start <= middle <= rows.end for rows in by_words):
-                    self._report(run)
+            elif run.distance and middle not in known:
+                self._report(run)
 
     def reported_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of these rows that are in reported stretches."""

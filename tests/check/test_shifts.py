@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
-from mtrain.check.shifts import Rows, Shifts
+from mtrain.check.shifts import Rows, Run, Shifts, Stretch
 from mtrain.check.words import Words
 from mtrain.config.corpora import TextCorpus
 
@@ -188,6 +189,18 @@ def test_rows_of_stretches_that_overlap_are_those_of_either() -> None:
     shifts.reported = [Rows(20, 90), Rows(30, 40), Rows(95, 95)]
     numbers = np.array([19, 20, 35, 41, 90, 91, 95, 96])
     assert shifts.reported_of(numbers).tolist() == [20, 35, 41, 90, 95]
+
+
+def test_very_many_stretches_take_no_long_time() -> None:
+    shifts, count = look([], Evidence(4.0)), 10_000
+    starts = range(1, 1000 * count, 1000)
+    shifts.closed = [Stretch(row, row + 400, 1) for row in starts]
+    for row in starts:  # words tell the first stretch of each thousand rows, and lengths another
+        shifts.runs += [Run(row, row + 699), Run(row + 700, row + 999, 2)]
+    begun = time.process_time()
+    shifts.finish()
+    assert time.process_time() - begun < 5
+    assert len(shifts.reported) == 2 * count
 
 
 def test_unrelated_lines_are_reported_if_they_are_many() -> None:
