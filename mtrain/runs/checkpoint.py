@@ -109,8 +109,9 @@ def load(path: Path) -> Snapshot:
             weights = load_file(path / MODEL)
         config = files.read_whole(path / CONFIG, MAX_JSON_BYTES).decode("utf-8")
         return Snapshot(weights, config, files.read_whole(path / TOKENIZER, MAX_JSON_BYTES))
-    except (FileNotFoundError, RuntimeError):  # training may remove it after `verify`
-        if (path / MODEL).exists():
+    except (FileNotFoundError, RuntimeError) as error:  # training may remove it after `verify`
+        # the average may have been replaced since
+        if isinstance(error, RuntimeError) and (path / MODEL).exists():
             raise
         raise manifest.MissingError(f"{path}: was removed while it was read; try again") from None
     except (SafetensorError, ValueError) as error:

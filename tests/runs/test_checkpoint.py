@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import random
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -322,6 +324,16 @@ def test_a_best_checkpoint_that_training_replaces_before_it_is_read_is_not_misse
     shutil.rmtree(last)
     with pytest.raises(UserError, match=f"{last}: "):
         checkpoint.load_resolved(run)
+
+
+def test_an_average_that_is_replaced_while_it_is_opened_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path,) = layout.complete_checkpoints(make_run(tmp_path / "run", 10) / "checkpoints")
+    gone = FileNotFoundError(errno.ENOENT, "No such file or directory")  # the new one is there
+    monkeypatch.setattr(checkpoint, "load_file", Mock(side_effect=gone))
+    with pytest.raises(manifest.MissingError, match="was removed while it was read; try again"):
+        checkpoint.load(path)
 
 
 def test_weights_that_are_removed_while_they_are_opened_are_missing(
