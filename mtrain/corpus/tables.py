@@ -32,8 +32,8 @@ from mtrain.runtime.errors import UserError, is_utf8
 
 OTHER_COLUMNS = "rows with more or fewer columns than the first (is a tab part of a text?)"
 HEADER = (
-    "a first row that looks like names of columns, and is one of the pairs (to leave it out, give "
-    "the columns by name: src: {0}, tgt: {1}; for mtrain init, --columns {0},{1})"
+    "a first row that looks like names of columns, and is one of the pairs (to leave it out, "
+    "remove it, or give the columns by name: src: {}, tgt: {})"
 )
 # Names of columns, in addition to language codes.
 _NAMES = {"source", "src", "target", "tgt", "text", "sentence", "segment", "original"}
@@ -109,7 +109,9 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
     src, tgt = corpus.src, corpus.tgt
     header = list[str]()
     if isinstance(src, str) or isinstance(tgt, str):
-        _, first = next(lines, (1, ""))
+        number, first = next(lines, (1, ""))
+        if number > 1:  # `lines` drops lines that are not UTF-8
+            raise UserError(f"{path}:1: the names of the columns are not UTF-8; convert the file")
         header = first.split("\t")
         src, tgt = (_column_index(str(name), header, path) for name in (src, tgt))
     least = max(src, tgt) + 1  # columns of a row
@@ -198,7 +200,7 @@ def _fault(line: str, error: Exception) -> str:
         return str(error.args[0])
     if is_blank(line):
         return "blank; remove the line"
-    what = str(error)  # a number with too many digits, or values that are nested too deep
+    what = "values are nested too deep, or a number has too many digits"
     if isinstance(error, json.JSONDecodeError):
         what = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     return f"not JSON: {what}; write one JSON object per line"

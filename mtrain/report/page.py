@@ -39,6 +39,7 @@ MAX_LETTERS = 4000  # characters of a line of text
 _LOGGED = re.compile(
     r"\S{10} \S{8} (?:(INFO) (?=(?:train|data\.(?:valid|test)[^:]*): )|WARNING |ERROR )(.*)"
 )
+_TOTAL = re.compile(r"train: [\d,]+ of [\d,]+ pairs$")  # the size of the training text
 
 
 @dataclass(frozen=True)
@@ -253,13 +254,27 @@ def _read_log(report: Report) -> None:
     """Read lines about the data, and warnings and errors, from the log, without repetitions."""
     matches = filter(None, map(_LOGGED.match, reader.end_of_log(report.run.path)))
     lines = [(match[1], match[2]) for match in matches]
-    # each start counts anew: keep the newest line of each count
-    data = {text.rpartition(": ")[0]: text for level, text in lines if level == "INFO"}
-    report.data = list(data.values())[:MAX_LOGGED]
-    if "train" in data:
-        report.facts["Training text"] = data["train"].removeprefix("train: ")
+    data = _of_last_start([text for level, text in lines if level == "INFO"])
+    report.data = list(dict.fromkeys(data))[:MAX_LOGGED]
+    for line in filter(_TOTAL.match, data):
+        report.facts["Training text"] = line.removeprefix("train: ")
     newest_first = dict.fromkeys(text for level, text in reversed(lines) if level is None)
     report.warnings = list(newest_first)[:MAX_LOGGED][::-1]
+
+
+def _of_last_start(lines: list[str]) -> list[str]:
+    """Return the lines about the data of the newest start: those of the scored sets, and those of
+    the training text, which begin with its size.
+    """
+    first = max((i for i, line in enumerate(lines) if _TOTAL.match(line)), default=0)
+    named = set[str]()  # what is counted; an earlier start that failed counts the same
+    while first > 0 and not lines[first - 1].startswith("train: "):
+        what = lines[first - 1].rpartition(": ")[0]
+        if what in named:
+            break
+        named.add(what)
+        first -= 1
+    return lines[first:]
 
 
 def _add_translation_notes(report: Report, lines: list[Sample]) -> None:

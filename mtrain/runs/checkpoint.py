@@ -256,6 +256,9 @@ def resolve(path: Path) -> Path:
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():
+            now = read_record(path / layout.BEST, History)
+            if now is not None and now.stored_best != history.stored_best:
+                return resolve(path)  # training has replaced it
             raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
         return best
     if not present:

@@ -137,6 +137,8 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
         text = read_text(path, is_stored=True)
         return text, parse_stored_config(text, str(path))
     except RefusedError as error:
+        if not layout.named_checkpoints(run_dir / layout.CHECKPOINTS):
+            raise
         *lines, last = error.args
         raise RefusedError(*lines, f"{last}; {COPIES}") from None
 

@@ -20,8 +20,8 @@ from mtrain.runtime.errors import RefusedError, UserError
 
 OPTION = "--metric-command"
 WAIT = 0.2  # seconds between checks for a request to stop
-MAX_SHOWN = 200  # characters of what a program printed, in a message
-MAX_READ = 1 << 20  # bytes of what a program printed that are read
+MAX_SHOWN = 200  # characters of what a program printed
+MAX_PRINTED, MAX_READ = 1 << 28, 1 << 20  # bytes
 # Environment variables of mtrain and torchrun, which a program that uses torch would obey.
 HIDDEN = {"PYTHONSAFEPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 HIDDEN |= {"MASTER_ADDR", "MASTER_PORT"}
@@ -106,6 +106,9 @@ class ExternalMetric:
                     check_stop()
                     if time.monotonic() > deadline:
                         raise self._failure(f"took longer than --metric-timeout {self.timeout:g}")
+                    sizes = [os.fstat(file.fileno()).st_size for file in (stdout, stderr)]
+                    if max(sizes) > MAX_PRINTED:
+                        raise self._failure(f"printed more than {MAX_PRINTED:,} bytes")
             finally:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):

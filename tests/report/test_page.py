@@ -267,16 +267,34 @@ def test_curves_settings_and_what_the_run_is_made_of_are_shown(
     assert all(line in text and "BLEU" not in line for line in whole.data)
 
 
-def test_the_newest_counts_of_the_text_are_shown(copy: Path) -> None:
-    """Each start logs them, also one that failed."""
-    stamp, count = "2026-01-01 00:00:00 INFO", 45
-    failed = ["data.valid: carriage returns removed: 2", "train: 9 of 9 pairs"]
-    newest = ["data.valid: carriage returns removed: 1", "train: 8 of 9 pairs"]
-    newest += [f"data.test.{number}: carriage returns removed: 1" for number in range(count)]
-    lines = failed + newest
+def test_the_text_of_the_newest_start_is_shown(copy: Path) -> None:
+    """With the lines of the sets, which come first; of an earlier start, other paths may remain."""
+    stamp = "2026-01-01 00:00:00 INFO"
+    old = [
+        "data.valid: carriage returns removed: 2",
+        "train: 9 of 9 pairs",
+        "train: old: 9 pairs x 2",
+    ]
+    new = [
+        "data.valid: carriage returns removed: 1",
+        "train: 8 of 9 pairs",
+        "train: new: 8 pairs x 2",
+    ]
+    (copy / "train.log").write_text("".join(f"{stamp} {line}\n" for line in old + new))
+    found = report.collect_report(copy, ["bavo"])
+    assert found.data == new
+    assert found.facts["Training text"] == "8 of 9 pairs"
+
+
+def test_lines_of_a_start_that_failed_are_not_shown(copy: Path) -> None:
+    stamp = "2026-01-01 00:00:00 INFO"
+    failed, count = "data.valid: carriage returns removed: 2", 45
+    sets = ["data.valid: carriage returns removed: 1"]
+    sets += [f"data.test.{number}: carriage returns removed: 1" for number in range(count)]
+    lines = [failed, *sets, "train: 8 of 9 pairs"]
     (copy / "train.log").write_text("".join(f"{stamp} {line}\n" for line in lines))
     found = report.collect_report(copy, ["bavo"])
-    assert found.data == newest[: report.MAX_LOGGED]
+    assert found.data == sets[: report.MAX_LOGGED]
     assert found.facts["Training text"] == "8 of 9 pairs"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import random
@@ -10,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -299,9 +297,11 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
         checkpoint.resolve(run)
 
 
-def test_a_best_checkpoint_that_training_replaces_before_it_is_read_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("module", "function"), [(Path, "exists"), (manifest, "verify")])
+def test_a_best_checkpoint_that_training_replaces_meanwhile_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, function: str
 ) -> None:
+    """It is removed before it is found to exist, or before it is read."""
     run = make_run(tmp_path / "run", 10, 20)
     first, last = layout.complete_checkpoints(run / "checkpoints")
     content = History.begin("bleu").as_json()
@@ -316,24 +316,14 @@ def test_a_best_checkpoint_that_training_replaces_before_it_is_read_is_not_misse
             choose(last)
         return real(path, *names)
 
-    real = manifest.verify
+    real = getattr(module, function)
     choose(first)
-    monkeypatch.setattr(manifest, "verify", replaced)
+    monkeypatch.setattr(module, function, replaced)
     directory, _ = checkpoint.load_resolved(run)
     assert directory == last
     shutil.rmtree(last)
     with pytest.raises(UserError, match=f"{last}: "):
         checkpoint.load_resolved(run)
-
-
-def test_an_average_that_is_replaced_while_it_is_opened_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (path,) = layout.complete_checkpoints(make_run(tmp_path / "run", 10) / "checkpoints")
-    gone = FileNotFoundError(errno.ENOENT, "No such file or directory")  # the new one is there
-    monkeypatch.setattr(checkpoint, "load_file", Mock(side_effect=gone))
-    with pytest.raises(manifest.MissingError, match="was removed while it was read; try again"):
-        checkpoint.load(path)
 
 
 def test_weights_that_are_removed_while_they_are_opened_are_missing(

@@ -67,6 +67,12 @@ def test_a_full_disk_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatc
         score("print(1)")
 
 
+def test_a_program_that_prints_without_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mtrain.scoring.external.MAX_PRINTED", 1 << 20)
+    with pytest.raises(UserError, match="printed more than 1,048,576 bytes; "):
+        score("while True: print('x' * 10_000)")
+
+
 def test_variables_of_mtrain_s_own_processes_are_not_passed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
