@@ -322,6 +322,12 @@ class DecodeConfig(Section):
     window: Annotated[int, Field(ge=1, le=1_000_000)] = 20000
     """lines read ahead and sorted by length"""
 
+    def target_limit(self, source_length: int) -> int:
+        """Return the length in tokens, with eos, of the longest translation of a source of this
+        length without eos.
+        """
+        return int(self.max_len_a * source_length + self.max_len_b) + 1
+
 
 class Config(Section):
     """The settings of a training run."""

@@ -8,8 +8,8 @@ text.
 """
 
 import logging
-import math
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -187,18 +187,18 @@ class Preparation:
     def _warn_of_long_lines(self, key: str, text: ScoredText) -> None:
         """Warn of lines that each validation cuts: sources, and references in the NLL."""
         config, decode = self.config, self.config.decode
-        positions = config.data.max_length if config.model.positions == "learned" else math.inf
+        positions = config.data.max_length if config.model.positions == "learned" else sys.maxsize
         src_limit = min(decode.max_source_length, positions)
-        tgt_limit = int(decode.max_len_a * (src_limit - 1) + decode.max_len_b) + 1
+        tgt_limit = min(decode.target_limit(src_limit - 1), positions)
         for lines, limit, tag_ids, side in (
             (text.sources, src_limit, self.tokenizer.tag_ids(text.corpus.tag), ""),
-            (text.references, min(tgt_limit, positions), [], ", references"),
+            (text.references, tgt_limit, [], ", references"),
         ):
             truncated = TruncatedLines()
             for start in range(0, len(lines), ENCODED):
                 encoded = enumerate(self.tokenizer.encode(lines[start : start + ENCODED]), start)
                 truncated.add(index for index, ids in encoded if len(tag_ids) + len(ids) >= limit)
-            truncated.warn(int(limit), f"{key}{side}")
+            truncated.warn(limit, f"{key}{side}")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

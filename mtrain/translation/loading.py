@@ -111,8 +111,7 @@ class LoadedModel:
         """Return the longest allowed target in tokens with eos, for lengths of source and prefix
         without eos.
         """
-        limit = int(self.decode.max_len_a * source_length + self.decode.max_len_b) + 1
-        limit = max(limit, prefix_length + 1)
+        limit = max(self.decode.target_limit(source_length), prefix_length + 1)
         return min(limit, self.positions_limit or limit)
 
     def max_characters(self, tokens: int) -> int:
