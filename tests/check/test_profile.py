@@ -12,6 +12,7 @@ from planting import (
     PAIRS,
     RIGHT,
     Folder,
+    found,
     kinds,
     messages,
     places,
@@ -126,8 +127,9 @@ def test_wrong_pairs_all_over_are_counted(folder: Folder, percent: int) -> None:
     rows = draw.sample(range(PAIRS), percent * PAIRS // 100)
     for row, line in zip(rows, draw.sample([lines[row] for row in rows], len(rows)), strict=True):
         lines[row] = line
-    report = folder.look_at_train()
+    report = folder.look()
     [text] = messages(report, "unrelated")
+    assert all(len(finding["examples"]) <= 10 for _, _, finding in found(report))
     if percent < 60:  # lengths alone do not show it
         estimate = int(text.split("%")[0].removeprefix("about "))
         assert 0.5 * percent < estimate < 1.3 * percent
@@ -189,7 +191,9 @@ def test_text_that_was_added_to_some_texts_of_a_side_is_named(
 ) -> None:
     lines = folder.bytes[f"train.{side}"]
     lines[4::5] = [b"Note to myself: " + line for line in lines[4::5]]
-    [text] = messages(folder.look_at_train(), "added")
+    report = folder.look_at_train()
+    assert ("data.train.0", "added") in kinds(report)
+    [text] = messages(report, "added")
     first = {"xa": "xo", "xb": "qua"}[side]  # with which all texts begin
     begin = f'begin with "Note to myself: {first}", for instance train.{side}:5, '
     assert text.startswith(f"about 20.0% of the {name} {begin}")
