@@ -180,8 +180,11 @@ def expand_path(text: str) -> str:
     if path.startswith("~"):
         user = path.partition("/")[0]
         raise ValueError(f"{user} has no home directory here; write the path out")
-    if match := VARIABLE.search(path):
+    match = VARIABLE.search(path)
+    if match and match[0] in text:
         raise ValueError(f"{match[0]} is not set; set it or write the path out")
+    if match:  # the stored path would be expanded again
+        raise ValueError(f"holds {match[0]} when it is expanded; use a path without it")
     if text and not path:
         raise ValueError(f"{text} is empty; set it or write the path out")
     return path

@@ -526,6 +526,9 @@ def test_home_and_environment_are_expanded_in_every_path(
     monkeypatch.setenv("LATIN_1", os.fsdecode(b"caf\xe9"))
     text = override.format("./$LATIN_1/x")
     assert "expands to ./caf\\udce9/x" in refusal(tmp_path, DATA, text)
+    monkeypatch.setenv("NESTED", "/some/$NOWHERE")
+    message = refusal(tmp_path, DATA, override.format("$NESTED/x"))
+    assert f" {key}: holds $NOWHERE when it is expanded; use a path without it" in message
     message = refusal(tmp_path, DATA, override.format("~no-such-user/x"))
     assert f" {key}: ~no-such-user has no home directory here" in message
 
