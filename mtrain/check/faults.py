@@ -98,11 +98,14 @@ _SIGN_IN_WORD = regex.compile(
 # such as "f眉r" for "für" (GBK).
 _EASTERN = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Hebrew}\p{Arabic}]"
 _EASTERN_IN_WORD = regex.compile(rf"(?<=\p{{Latin}}){_EASTERN}|{_EASTERN}(?=\p{{Latin}})")
-# Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7.
+# Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7, and line breaks and
+# quotes, as in JSON and SQL.
 _ESCAPED = re.compile(
     r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
     r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
-    r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})"
+    r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})|"
+    r"(?<=[^\s\\])\\[nrt](?:$|(?![a-z])[^\W\d_])|(?<=[.!?])\\[nrt]|"
+    r"(?<=\w)\\'(?=\w)|(?<!\\)\\\"\w[^\"\\]*\\\""
 )
 _NUMBER = re.compile(r"\d+")
 _LAST_LETTER = regex.compile(r"(?r)[\p{L}\p{M}]")

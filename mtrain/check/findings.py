@@ -61,7 +61,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "no_character": (WARNING, "U+FFFD, private-use or undefined characters"),
     "lost": (WARNING, "question marks in place of letters"),
     "mojibake": (WARNING, "mojibake: text read in a wrong encoding"),
-    "escaped": (WARNING, "escapes in place of letters, such as \\u00fc or =C3=BC"),
+    "escaped": (WARNING, "escapes in place of characters, such as \\u00fc, =C3=BC or \\n"),
     "accents": (WARNING, "accents lost"),
     "spacing": (WARNING, "words run together, or letters apart"),
     "divided": (WARNING, "words divided by a hyphen, as at the end of a line"),

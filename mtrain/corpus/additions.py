@@ -40,6 +40,7 @@ MAX_REPEATED = 0.5  # fraction of the texts with an addition that may be the sam
 # texts that have one on which their translations do not depend.
 MIN_SAME, MIN_INDEPENDENT = 5, 0.7
 COMMAS = frozenset(",，、،")
+NUMBER = "0"  # stands for each number when texts are compared
 _TOKEN = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*|[\w\p{M}]+|[^\w\s]+"
 )
@@ -95,7 +96,7 @@ class _End(NamedTuple):
 
     def shared(self, count: int, others: Iterable["_End"]) -> str:
         """Return the text of the first tokens, and of what is next to them, as far as the other
-        texts have the same; N stands for numbers that differ.
+        texts have the same; NUMBER stands for numbers that differ.
         """
         atoms = [map(itemgetter(0), _ATOMS[self.from_end].finditer(end.text)) for end in others]
         result = ""
@@ -104,7 +105,7 @@ class _End(NamedTuple):
             form = _form(text)
             if sum(counts[each] for each in counts if _form(each) == form) < SHARED * len(same):
                 break
-            part = "N" if text[0].isdecimal() and counts.keys() != {text} else text
+            part = "NUMBER" if text[0].isdecimal() and counts.keys() != {text} else text
             result = part + result if self.from_end else result + part
         if self.from_end:
             result = _SENTENCE_END.sub("", result)
@@ -154,11 +155,12 @@ class _Texts:
         example = ends[indices[0]]
         # Words alone may be grammar, such as an auxiliary verb at the end of a sentence, and a
         # single mark may be a matter of style. Words with a comma may be of the text ("Indeed,").
+        # A number is neither.
         tokens = example.tokens[:count]
         is_common = len(indices) >= NEARLY_ALL * len(ends)
         marks = {token for token in tokens if not token[0].isalnum()}
         is_single = len("".join(tokens)) < 2
-        if is_single or not (marks if is_common else marks - COMMAS):
+        if tokens != [NUMBER] and (is_single or not (marks if is_common else marks - COMMAS)):
             return None
         if gain := self._gain(ends, indices, count):
             return self._as_addition(ends, indices, count, gain)
@@ -273,8 +275,8 @@ class _Texts:
 
 
 def _form(text: str) -> str:
-    """Return a text in lower case, with 0 in place of each number."""
-    return _DIGITS.sub("0", text.lower())
+    """Return a text in lower case, with `NUMBER` in place of each number."""
+    return _DIGITS.sub(NUMBER, text.lower())
 
 
 def additions(texts: Sequence[str], others: Sequence[str]) -> Iterator[Addition]:

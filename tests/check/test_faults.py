@@ -63,7 +63,10 @@ ODD_TEXT = {
         *(" fⁿr ", " M‰nner ", " by³o ", " gr▀ße ", " aºa ", " f眉r ", " 脺ber ", " gr枚脽e "),
         *(f" {text.encode().decode(code, 'ignore')} " for code, text in MISREAD.items()),
     ],
-    "escaped": [" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "],
+    "escaped": [
+        *(" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "),
+        *("x\\nFür ", "x\\tÜber ", 'x. \\"Ja\\" ', "x.\\r\\nund ", "don\\'t "),
+    ],
     "markup": [
         *(" &amp; ", '<a href="x">', " &#39;", " &times; "),
         *(" & quot ;", " &nbsp ", " quot;", "(apos;"),
@@ -104,6 +107,7 @@ HONEST = [
     "Die €-Preise – ‚so‘ – …",
     "РССР и СРСР",
     "%sслово%sслово, %1$sслово, %5.2fм %-lluс \\nслово",
+    r"""\t und \n, '\n', "\n", x\nu x\\n '\'' "\"" a\\'b \\"a\\" \r\n und""",
     "2µm² × 3 ±d, C++, x=C3, 50%C, a+b-c, §7, Intel®-PCs, %sνύξη \\u0000 D:\\user",
     "it´s l´ami menu→datei km⁄h a•b",
     "nºs 1 e 2, Nºs, nºde, Exmºs, Srªs, Mªdel",

@@ -23,16 +23,22 @@ def changed(texts: list[str], step: int, change: Change) -> list[str]:
     [
         (lambda row, text: f"Here is the translation: {text}", "begin", "Here is the translation:"),
         (lambda row, text: f"{text} (machine translation)", "end", "(machine translation)"),
-        (lambda row, text: f"<item id='{row}'>{text}", "begin", "<item id='N'>"),
-        (lambda row, text: f"{text} https://example.org/{row}", "end", "https://example.org/N"),
-        (lambda row, text: f"{text} 译文 [{row}]", "end", "译文 [N]"),
-        (lambda row, text: f"{text}[{row}]", "end", "[N]"),
+        (lambda row, text: f"<item id='{row}'>{text}", "begin", "<item id='NUMBER'>"),
+        (
+            lambda row, text: f"{text} https://example.org/{row}",
+            "end",
+            "https://example.org/NUMBER",
+        ),
+        (lambda row, text: f"{text} 译文 [{row}]", "end", "译文 [NUMBER]"),
+        (lambda row, text: f"{text}[{row}]", "end", "[NUMBER]"),
+        (lambda row, text: f"{row} {text}", "begin", "NUMBER"),
+        (lambda row, text: f"{text} {row}", "end", "NUMBER"),
         (lambda row, text: f"{{\\an8}}{text}", "begin", "{\\an8}"),
         (lambda row, text: f"{text}. © 2014 Word", "end", "© 2014 Word"),
         (
             lambda row, text: f"{text} http://www.example.org/a/p{row}.html",
             "end",
-            "http://www.example.org/a/pN.html",
+            "http://www.example.org/a/pNUMBER.html",
         ),
     ],
 )
@@ -71,6 +77,7 @@ def test_what_nearly_all_texts_have_is_found(form: str, text: str) -> None:
         assert not list(additions(texts, sources))
 
 
+WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht"]
 NAMES = ["Anna", "Mr. Ben", "Clara", "Dora"]
 
 
@@ -136,6 +143,9 @@ def test_a_large_text_is_sampled_and_examples_keep_their_rows() -> None:
         (lambda row, text: text, lambda row, text: text),
         # translated, or longer in the other language
         (lambda row, text: f"Warning: {text}", lambda row, text: f"Wichtige Warnung: {text}"),
+        # a number, on one side as a word
+        (lambda row, text: f"{row % 9} {text}", lambda row, text: f"{row % 9} {text}"),
+        (lambda row, text: f"{WORDS[row % 9]} {text}", lambda row, text: f"{row % 9} {text}"),
         # too few
         (
             lambda row, text: text,
