@@ -307,11 +307,18 @@ def test_removed_and_replaced_characters_are_counted(
     assert found == stream(translator, "bavo \ufffd celu\nbavo\n\ufffd\n".encode())
 
 
-def test_nul_characters_are_warned_of(
-    translator: Translator, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("character", "message"),
+    [
+        (b"\0", "lines with NUL characters, which may be damaged: 2"),
+        (b"\r", "lines with carriage returns inside, which end no line: 2"),
+    ],
+)
+def test_odd_characters_are_warned_of(
+    translator: Translator, caplog: pytest.LogCaptureFixture, character: bytes, message: str
 ) -> None:
-    stream(translator, b"bavo \0\0celu\nbavo\n\0\n")
-    assert caplog.messages == ["lines with NUL characters, which may be damaged: 2"]
+    stream(translator, b"bavo ??celu\nbavo\n?bavo\n".replace(b"?", character))
+    assert caplog.messages == [message]
 
 
 def test_white_space_before_the_text_of_a_long_line_does_not_count(translator: Translator) -> None:
