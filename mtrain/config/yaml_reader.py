@@ -118,7 +118,13 @@ def dump_document(value: object) -> str:
 
 def quote_text(text: str) -> str:
     """Return a text as a YAML value in one line, in quotes if it needs them."""
-    return text if _is_word(text) else json.dumps(text, ensure_ascii=False)
+    if _is_word(text):
+        return text
+    # unlike JSON, YAML has no such characters in quotes, or reads them as ends of lines
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub(
+        "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", quoted
+    )
 
 
 def quote_value(value: object) -> str:
