@@ -103,7 +103,7 @@ class CheckedCommand(TyperCommand):
         """Parse the command line; raises `RefusedError`."""
         if ctx.resilient_parsing:  # the shell completes the command line
             return super().parse_args(ctx, args)
-        known = {name for parameter in self.params for name in parameter.opts}
+        known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
         given = (word.partition("=")[0] for word in takewhile("--".__ne__, args))
         unknown = [name for name in given if name.startswith("--") and name not in known]
         if "--set" in known and unknown:
