@@ -312,9 +312,9 @@ def check_that_nothing_is_loaded(text: str) -> Page:
     return page
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Keep sums in one order, and the machine's other cores free."""
+    """Keep sums in one order, and the machine's other cores free, whatever an earlier test set."""
     torch.set_num_threads(1)
 
 
