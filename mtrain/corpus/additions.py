@@ -238,8 +238,8 @@ class _Texts:
 
     @cached_property
     def share_an_end(self) -> bool:
-        """Whether most translations begin or end alike: with more than a single letter, and at the
-        end with more than a single mark.
+        """Whether most translations begin or end alike: with a number, or with more than a single
+        letter, and at the end with more than a single mark.
         """
         for from_end in (False, True):
             # not whole texts: normalization takes quadratic time in the number of accents
@@ -250,7 +250,8 @@ class _Texts:
                 counts = Counter("".join(tokens[:count]) for tokens in ends)
                 text, number = counts.most_common(1)[0]
                 is_mark = not from_end and text != "" and not text[0].isalnum()
-                if (is_mark or len(text) > 1) and number > MAX_SHARED * len(ends):
+                is_usual = is_mark or len(text) > 1 or text == NUMBER
+                if is_usual and number > MAX_SHARED * len(ends):
                     return True
         return False
 

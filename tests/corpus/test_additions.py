@@ -122,6 +122,14 @@ def test_what_corresponds_to_marks_of_the_other_side_is_no_addition(form: str, o
     assert not list(additions(sources, texts))
 
 
+def test_numbers_at_the_end_of_nearly_all_texts_correspond_to_those_of_the_other_side() -> None:
+    texts, sources = (
+        [f"{text} {row}" for row, text in enumerate(side)] for side in (TARGETS, SOURCES)
+    )
+    assert [each.text for each in additions(texts, SOURCES)] == ["NUMBER"]
+    assert not list(additions(texts, sources))
+
+
 def test_both_ends_and_several_additions_are_found() -> None:
     names = ["Anna", "Bernadette", "Christopher"]
     texts = changed(TARGETS, 4, lambda row, text: f"{names[row % 3]} (speaking): {text}")
