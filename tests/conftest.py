@@ -312,9 +312,14 @@ def check_that_nothing_is_loaded(text: str) -> Page:
     return page
 
 
+# keeps sums in one order, and the machine's other cores free
+torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Keep sums in one order, and the machine's other cores free, whatever an earlier test set."""
+def _one_thread() -> Iterator[None]:
+    """Return to one thread after every test."""
+    yield
     torch.set_num_threads(1)
 
 

@@ -118,18 +118,21 @@ def dump_document(value: object) -> str:
 
 def quote_text(text: str) -> str:
     """Return a text as a YAML value in one line, in quotes if it needs them."""
-    if _is_word(text):
-        return text
-    # unlike JSON, YAML has no such characters in quotes, or reads them as ends of lines
-    quoted = json.dumps(text, ensure_ascii=False)
-    return re.sub(
-        "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda c: f"\\u{ord(c[0]):04x}", quoted
-    )
+    return text if _is_word(text) else _as_json(text)
 
 
 def quote_value(value: object) -> str:
     """Return a value as YAML in one line, as a config or `--set` may have it."""
-    return quote_text(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return quote_text(value) if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: object) -> str:
+    """Return a value as JSON that is YAML, too: YAML has no control characters such as U+007F in
+    quotes, and reads U+0085, U+2028 and U+2029 as ends of lines.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    odd = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
+    return re.sub(odd, lambda char: f"\\u{ord(char[0]):04x}", text)
 
 
 def _is_word(text: str) -> bool:

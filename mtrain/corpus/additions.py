@@ -40,7 +40,7 @@ MAX_REPEATED = 0.5  # fraction of the texts with an addition that may be the sam
 # texts that have one on which their translations do not depend.
 MIN_SAME, MIN_INDEPENDENT = 5, 0.7
 COMMAS = frozenset(",，、،")
-NUMBER = "0"  # stands for each number when texts are compared
+NUMBER_FORM = "0"  # stands for each number when texts are compared
 _TOKEN = regex.compile(
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*|[\w\p{M}]+|[^\w\s]+"
 )
@@ -160,7 +160,7 @@ class _Texts:
         is_common = len(indices) >= NEARLY_ALL * len(ends)
         marks = {token for token in tokens if not token[0].isalnum()}
         is_single = len("".join(tokens)) < 2
-        if tokens != [NUMBER] and (is_single or not (marks if is_common else marks - COMMAS)):
+        if tokens != [NUMBER_FORM] and (is_single or not (marks if is_common else marks - COMMAS)):
             return None
         if gain := self._gain(ends, indices, count):
             return self._as_addition(ends, indices, count, gain)
@@ -250,7 +250,7 @@ class _Texts:
                 counts = Counter("".join(tokens[:count]) for tokens in ends)
                 text, number = counts.most_common(1)[0]
                 is_mark = not from_end and text != "" and not text[0].isalnum()
-                is_usual = is_mark or len(text) > 1 or text == NUMBER
+                is_usual = is_mark or len(text) > 1 or text == NUMBER_FORM
                 if is_usual and number > MAX_SHARED * len(ends):
                     return True
         return False
@@ -276,8 +276,8 @@ class _Texts:
 
 
 def _form(text: str) -> str:
-    """Return a text in lower case, with `NUMBER` in place of each number."""
-    return _DIGITS.sub(NUMBER, text.lower())
+    """Return a text in lower case, with `NUMBER_FORM` in place of each number."""
+    return _DIGITS.sub(NUMBER_FORM, text.lower())
 
 
 def additions(texts: Sequence[str], others: Sequence[str]) -> Iterator[Addition]:

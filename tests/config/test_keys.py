@@ -17,7 +17,7 @@ from mtrain.config.advice import NO_SETTINGS, OTHER_NAMES
 from mtrain.config.keys import SCHEMA, list_keys, make_schema
 from mtrain.config.loading import parse_config
 from mtrain.config.schema import SECTIONS, Config
-from mtrain.config.yaml_reader import parse_document, quote_text
+from mtrain.config.yaml_reader import parse_document, quote_text, quote_value
 from mtrain.runtime.errors import RefusedError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -175,6 +175,6 @@ def test_names_of_other_programs_lead_to_keys() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 @example("".join(map(chr, range(0x7F, 0xA1))) + "\u2028 \u2029\n\ufeff\ufffe\uffff\U0001f600")
 def test_a_quoted_text_is_read_back_as_it_was(text: str) -> None:
-    key = parse_document(f"key: {quote_text(text)}", "a.yaml").value["key"]
-    assert key == text
-    assert "\n" not in quote_text(text)
+    for value, quoted in ((text, quote_text(text)), ([text], quote_value([text]))):
+        assert parse_document(f"key: {quoted}", "a.yaml").value["key"] == value
+        assert "\n" not in quoted

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import MEASURE_HERE, TinyConfig, run_mtrain
 
 from mtrain.config.loading import load_config
@@ -153,7 +152,6 @@ def test_the_sums_of_a_timed_step_suffice(
     thread = Thread(target=measure, daemon=True)
     thread.start()
     thread.join(100)
-    torch.set_num_threads(1)
     [(seconds, memory)] = found  # nothing, if the threads wait for each other
     assert (seconds > 0, memory) == (True, None)
 

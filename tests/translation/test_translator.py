@@ -7,7 +7,7 @@ import json
 import logging
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count, pairwise
@@ -115,10 +115,9 @@ def test_texts_are_the_same_without_scores(translator: Translator, beam_size: in
 
 
 @pytest.fixture
-def threads() -> Iterator[int]:
+def threads() -> int:
     torch.set_num_threads(3)
-    yield 3
-    torch.set_num_threads(1)
+    return 3
 
 
 def test_a_wide_beam_for_a_short_line_is_cut_into_batches(
@@ -258,13 +257,10 @@ def test_processes_translate_many_batches_and_end_with_a_stop(
 @pytest.mark.skipif(not CAN_FORK, reason="processes are not forked here")
 def test_two_batches_at_a_time_are_translated_in_this_process(translator: Translator) -> None:
     torch.set_num_threads(2)
-    try:
-        small = with_decode(translator, batch_tokens=30, in_processes=True)
-        processes: list[object] = []
-        small.loaded.check_stop = lambda: processes.append(multiprocessing.active_children())
-        small.best(SENTENCES * 5)
-    finally:
-        torch.set_num_threads(1)
+    small = with_decode(translator, batch_tokens=30, in_processes=True)
+    processes: list[object] = []
+    small.loaded.check_stop = lambda: processes.append(multiprocessing.active_children())
+    small.best(SENTENCES * 5)
     assert len(processes) > 2
     assert not any(processes)
 
@@ -625,7 +621,6 @@ def test_batches_are_scored_at_the_same_time_with_the_same_result(
         torch.set_num_threads(threads)
         found.append(scorer.nll(sources, targets, Ranks()))
         assert (seen, torch.get_num_threads()) == ({1}, threads)
-    torch.set_num_threads(1)
     assert found[0] == found[1] == found[2]
 
 
@@ -683,16 +678,12 @@ def test_out_of_memory_errors_say_what_to_lower(
 
 
 def test_overlapping_uses_of_threads_begin_and_end_with_the_number_from_before() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
+    torch.set_num_threads(3)
+    with kept_threads():
+        torch.set_num_threads(1)
         with kept_threads():
-            torch.set_num_threads(1)
-            with kept_threads():
-                assert torch.get_num_threads() == 3
-                torch.set_num_threads(1)
             assert torch.get_num_threads() == 3
             torch.set_num_threads(1)
         assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(1)
+    assert torch.get_num_threads() == 3
