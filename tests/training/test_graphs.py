@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import recording
 import torch
 from conftest import TinyConfig, needs_cuda
 from hypothesis import given
@@ -52,32 +52,12 @@ def test_packed_batches_get_rows_without_targets() -> None:
             assert table[5:].tolist() == [[first] + [IDS.pad] * 5] * (expected - 5)
 
 
-class FakeGraph:
-    """Replays by doing the work again."""
-
-    recording: FakeGraph | None = None
-    work: Callable[[], None]
-
-    def replay(self) -> None:
-        self.work()
-
-
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """The CPU, behind as much of CUDA's interface as is used."""
-
-    @contextmanager
-    def record(graph: FakeGraph, pool: object, stream: object, **_: object) -> Iterator[None]:
-        assert (pool, stream) == ("pool", "stream of cpu")
-        FakeGraph.recording = graph
-        yield
-        FakeGraph.recording = None
-
-    fakes = {"graph_pool_handle": lambda: "pool", "CUDAGraph": FakeGraph, "graph": record}
-    fakes |= {"device": nullcontext, "Stream": "stream of {}".format}
-    fakes |= {"stream": nullcontext, "current_stream": lambda device: None}
-    for name, fake in {**fakes, "synchronize": lambda device: None}.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(graphs, "record_graph", recording.record)
+    for name in ("graph_pool_handle", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
     return torch.device("cpu")
 
@@ -92,26 +72,20 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
-    seen: list[tuple[Tensor, ...]] = []
+    seen: dict[tuple[int, ...], list[Tensor]] = {}
 
     def see(*inputs: Tensor) -> None:
-        """See the inputs, but only remember to do so while that is recorded."""
-        if FakeGraph.recording is None:
-            seen.append(tuple(map(Tensor.clone, inputs)))
-        else:
-            FakeGraph.recording.work = lambda: see(*inputs)
+        seen[(*inputs[0].shape, inputs[1].shape[1])] = [table.clone() for table in inputs]
 
     work = CudaGraphs(see, device, IDS, 64)
-    batches = [batch(2, 4, 6), batch(2, 4, 6, 500), batch(2, 5, 7), batch(3, 4, 6), batch(2, 4, 6)]
-    for pairs in batches:
+    for pairs in (batch(2, 4, 6), batch(2, 4, 6, 500), batch(2, 5, 7), batch(3, 4, 6)):
         work(pairs)
-    assert list(work.graphs) == [(2, 8, 8), (3, 8, 8)]
-    for pairs, inputs in zip(batches, seen, strict=True):
-        for own, table in zip(inputs, (pairs.src, pairs.tgt_in, pairs.tgt_out), strict=True):
+        tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
+        for own, table in zip(seen[len(pairs.src), 8, 8], tables, strict=True):
             width = table.shape[1]
-            assert own.shape[1] == 8
             assert own[:, :width].equal(table)
             assert (own[:, width:] == IDS.pad).all()
+    assert list(work.graphs) == list(seen) == [(2, 8, 8), (3, 8, 8)]
     work(batch(4, 4, 6))  # the oldest makes room
     assert [shape[0] for shape in work.graphs] == [3, 4]
 
@@ -119,17 +93,6 @@ def test_each_shape_is_recorded_once_and_replayed_with_the_batch_at_hand(
     for pairs in (batch(5, 15, 15), batch(8, 15, 15), batch(9, 15, 15), batch(31, 15, 15)):
         work(pairs)
     assert list(work.graphs) == [(12, 16, 16), (32, 16, 16)]
-
-
-def test_a_recording_that_runs_out_of_memory_raises_that_error(device: torch.device) -> None:
-    def lacking(*inputs: Tensor) -> None:
-        try:
-            raise torch.OutOfMemoryError("none left")
-        finally:  # as torch ends a broken recording
-            raise RuntimeError("the recording is broken")
-
-    with pytest.raises(torch.OutOfMemoryError, match="none left"):
-        CudaGraphs(lacking, device, IDS, 64)(batch(2, 4, 4))
 
 
 # --- the work itself --------------------------------------------------------------------------
@@ -152,16 +115,28 @@ def taken(trainer: Trainer) -> list[Tensor]:
     return found
 
 
-def test_masked_padding_gives_the_same_sums(trainer: Trainer) -> None:
-    for number, planned in enumerate(trainer.batches.plan(0, 0)):
-        pairs = trainer.batches.read(planned)
-        trainer.learner._compute_micro_batch(pairs, 1, trainer.optimizer.sums)
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"train.packing": True},
+    {"model.norm": "pre", "model.tie_embeddings": "none", "model.positions": "learned"},
+    {"train.consistency": 2.0, "train.cutoff": 1e-9},
+    {"train.consistency": 2.0, "train.cutoff": 1e-9, "train.packing": True},
+)
+
+
+@pytest.mark.parametrize("trainer", SETTINGS, indirect=True, ids=str)
+def test_a_recorded_step_gives_the_same_sums(trainer: Trainer, device: torch.device) -> None:
+    learner, sums = trainer.learner, trainer.optimizer.sums
+    packed_tokens = trainer.config.train.max_tokens if learner.machine.packing else None
+    work = partial(learner._compute_padded, sums)
+    recorded = CudaGraphs(work, device, learner.ids, 32, packed_tokens)
+    batches = [trainer.batches.read(planned) for planned in trainer.batches.plan(0, 0)]
+    for pairs in batches * 2:
+        learner._compute_micro_batch(pairs, 1, sums)
         expected = taken(trainer)
-        tables = (pairs.src, pairs.tgt_in, pairs.tgt_out)
-        wider = [graphs.pad_to_graph(table, trainer.ids.pad, 32) for table in tables]
-        trainer.learner._compute_padded(trainer.optimizer.sums, *wider)
+        recorded(pairs)
         torch.testing.assert_close(taken(trainer), expected, rtol=1e-4, atol=1e-5)
-        assert number < 50
+    assert len(recorded.graphs) <= len(batches) < 50
 
 
 @needs_cuda
