@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ import typer
 import mtrain
 from mtrain.cli import runs, scoring, settings, training, translating
 from mtrain.cli.opening import refuse_ranks, require_working_directory
-from mtrain.cli.options import CheckedCommand, add_parameters, flag, value
+from mtrain.cli.options import CheckedCommand, CommandGroup, add_parameters, flag
 from mtrain.runtime import log
 from mtrain.runtime.console import open_closed_streams
 from mtrain.runtime.errors import (
@@ -33,17 +33,17 @@ from mtrain.runtime.errors import (
     thread_limit_error,
 )
 
-app = typer.Typer(
+new_group = partial(typer.Typer, cls=CommandGroup, no_args_is_help=True)
+app = new_group(
     name="mtrain",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train translation models from raw parallel text, translate and score with them.",
 )
-data = typer.Typer(no_args_is_help=True, help="Prepare text ahead of training.")
-tokenizer = typer.Typer(no_args_is_help=True, help="Train the vocabulary alone, or apply it.")
-config = typer.Typer(no_args_is_help=True, help="List the settings, and show those of a config.")
+data = new_group(help="Prepare text ahead of training.")
+tokenizer = new_group(help="Train the vocabulary alone, or apply it.")
+config = new_group(help="List the settings, and show those of a config.")
 
 
 def _register(
@@ -153,7 +153,8 @@ def _show_version(is_wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, value("", "Show the version.", "--version", callback=_show_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
     ] = False,
     debug: Annotated[bool, flag("Show details and tracebacks of errors.", "--debug")] = False,
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from mtrain.cli import completion
 from mtrain.config.languages import Tokenizer, language_error
@@ -59,7 +59,7 @@ def value(metavar: str, text: str, *names: str, complete: Any = None, **more: An
 
 def flag(text: str, *names: str) -> Any:
     """Return an option without a value."""
-    return value("", text, *names)
+    return typer.Option(*names, help=text)
 
 
 def file(text: str, *names: str, metavar: str = "FILE", complete: Any = None) -> Any:
@@ -94,10 +94,22 @@ def as_setting(text: str) -> str:
     return text
 
 
+class CommandGroup(TyperGroup):
+    """A group of commands, whose help shows no names of Python types."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_types(super().get_params(ctx))
+
+
 class CheckedCommand(TyperCommand):
     """A command that refuses a file that it would ignore, and suggests `--set` for a setting that
-    is given as an option.
+    is given as an option. Its help shows no names of Python types.
     """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_types(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raises `RefusedError`."""
@@ -114,6 +126,16 @@ class CheckedCommand(TyperCommand):
                 name = "/".join(parameter.opts[::-1])
                 raise RefusedError(f"{name}: given {count} times, but only one is used; give one")
         return super().parse_args(ctx, args)
+
+
+def _without_types(parameters: list[Any]) -> list[Any]:
+    """Let the help show `FILE` and `--help` instead of `FILE <Path>` and `--help <bool>`."""
+    for parameter in parameters:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: ""
+        elif parameter.metavar is None and parameter.is_flag:
+            parameter.metavar = ""
+    return parameters
 
 
 def _refuse_settings(names: list[str]) -> None:
