@@ -91,7 +91,7 @@ _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))"
 # such as 437, 1252 for 1250 or Mac Roman; not those of "nº" and its plural "nºs".
 _SIGN_IN_WORD = regex.compile(
     r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
-    r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff\uff00-\uffef\ufffc\ufffd]]"
+    r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff▁\uff00-\uffef\ufffc\ufffd]]"
     r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])(?<!\b[nN]º|º(?=s\b))"
 )
 # Letters of other scripts in a word of a text in Latin letters that was read in their code page,

@@ -72,7 +72,7 @@ ODD_TEXT = {
         *(" & quot ;", " &nbsp ", " quot;", "(apos;"),
     ],
     "subwords": [
-        *(" ab@@ cd", " ▁ab", " @-@ ", " ##ing", " Ġab Ġcd"),
+        *(" ab@@ cd", " ▁ab▁cd", " @-@ ", " ##ing", " Ġab Ġcd"),
         *(" <unk> ", " <UNK> ", " [UNK] ", " ⁇ "),
     ],
     "decomposed": [" cafe\u0301 "],
