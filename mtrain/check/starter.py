@@ -43,8 +43,11 @@ MAX_HELD_OUT = 0.1  # fraction of the pairs
 MIN_HELD_OUT, DEFAULT_HELD_OUT = 200, 1000  # pairs, if no number is given
 # Names of validation and test sets next to the text, in any case, without language and
 # compression; a validation set may name its languages, as in `dev.de-en`.
-VALID, TEST = ("valid", "validation", "dev", "val"), r"(?:news)?test(?:[0-9_.+-][a-z0-9_.+-]*)?"
-PAIR = r"(?:\.[a-z]{2,3}-[a-z]{2,3})?"
+VALID = ("valid", "validation", "dev", "val")
+VALID_SET = (
+    rf"(?:news)?({'|'.join(VALID)})(?:[_-]?[0-9][a-z0-9_-]*)?(?:\.[a-z]{{2,3}}-[a-z]{{2,3}})?"
+)
+TEST_SET = r"(?:(?:news|dev)?test(?:[0-9_.+-][a-z0-9_.+-]*)?|tst[0-9][a-z0-9_.+-]*)"
 
 HEADER = """\
 # yaml-language-server: $schema={schema}
@@ -151,11 +154,14 @@ def with_found_sets(request: Request) -> Request:
         found |= {name: (src[name], tgt[name]) for name in src if name in tgt}
         for files, others, suffix in ((src, tgt, pair[1]), (tgt, src, pair[0])):
             alone |= {files[name]: f"{name}.{suffix}" for name in files if name not in others}
-    tests = {name: sides for name, sides in found.items() if _kind_of(name) not in VALID}
+    valid_names = sorted(filter(_valid_kind, found), key=lambda n: (VALID.index(_valid_kind(n)), n))
+    tests = {name: sides for name, sides in found.items() if name not in valid_names}
     valid = request.valid
-    if valid is None and not request.hold_out:
-        names = sorted(found.keys() - tests.keys())
-        valid = found[min(names, key=lambda name: VALID.index(_kind_of(name)))] if names else None
+    if valid is None and not request.hold_out and valid_names:
+        valid = found[valid_names[0]]
+        for name in valid_names[1:]:
+            advice = "for the mean score of several sets, list them in data.valid of the config"
+            logger.warning("%s set: not used; %s", name, advice)
     for name, sides in {**({"validation": valid} if valid else {}), **tests}.items():
         logger.info("%s set: %s and %s", name, *sides)
     _warn_of_lone_sides(request, alone)
@@ -166,22 +172,23 @@ def _warn_of_lone_sides(request: Request, alone: dict[Path, str]) -> None:
     """Warn of files that are not used because the other side, whose name is given, is missing."""
     given = [side.resolve() for side in request.valid or ()]
     for file, other in alone.items():
-        is_valid = _kind_of(other) in VALID
+        is_valid = _valid_kind(other.rpartition(".")[0]) != ""
         if file.resolve() in given or (is_valid and (request.valid or request.hold_out)):
             continue
         advice = "add it" + ", or name both sides with --valid-src, --valid-tgt" * is_valid
         logger.warning("%s: not used, since its other side %s is missing; %s", file, other, advice)
 
 
-def _kind_of(name: str) -> str:
-    """Return the name of a set in lower case, without its languages."""
-    return name.lower().partition(".")[0]
+def _valid_kind(name: str) -> str:
+    """Return the kind of a validation set, an item of `VALID`; an empty text for a test set."""
+    match = re.fullmatch(VALID_SET, name, re.ASCII | re.IGNORECASE)
+    return match[1].lower() if match else ""
 
 
 def _find_sets(path: Path, suffix: str) -> dict[str, Path]:
     """Return the files of sets next to a text that have this suffix, by the name of the set."""
     suffixes = rf"\.{re.escape(suffix)}(\.txt)?(\.gz|\.zst)?"
-    pattern = re.compile(rf"((?ai:(?:{'|'.join(VALID)}){PAIR}|{TEST})){suffixes}")
+    pattern = re.compile(rf"((?ai:{VALID_SET}|{TEST_SET})){suffixes}")
     matches = ((pattern.fullmatch(file.name), file) for file in sorted(path.parent.iterdir()))
     sets = ((match[1], file) for match, file in matches if match and file.is_file())
     return {name: file for name, file in sets if not file.samefile(path)}

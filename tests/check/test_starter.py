@@ -257,6 +257,25 @@ def test_sets_have_names_in_any_case_or_those_of_news(tmp_path: Path) -> None:
     assert list(asked.tests) == ["TEST_a", "newstest2016"]
 
 
+def test_of_several_validation_sets_the_most_usual_name_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("newsdev2017", "val2", "dev-2010", "devtest", "tst2013", "development", "dev_test")
+    for name in ("train", *names):
+        for side in ("en", "de"):
+            write(tmp_path / f"{name}.{side}", ["one"])
+    sides = tmp_path / "train.en", tmp_path / "train.de"
+    asked = starter.with_found_sets(request(sides, tmp_path / "m.yaml", 0))
+    assert asked.valid == (tmp_path / "dev-2010.en", tmp_path / "dev-2010.de")
+    assert list(asked.tests) == ["devtest", "tst2013"]
+    advice = "for the mean score of several sets, list them in data.valid of the config"
+    for name in ("newsdev2017", "val2"):
+        assert f"{name} set: not used; {advice}" in caplog.messages
+    caplog.clear()
+    assert starter.with_found_sets(replace(asked, tests={})) == asked  # a set was given
+    assert "not used" not in caplog.text
+
+
 def test_a_given_set_is_not_among_those_that_lack_a_side(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
