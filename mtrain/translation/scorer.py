@@ -1,6 +1,7 @@
 """Forced scoring: the log-probability that a model gives to existing translations."""
 
 import math
+from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 
@@ -19,7 +20,8 @@ from mtrain.translation.loading import NOT_A_NUMBER, LoadedModel
 from mtrain.translation.threads import in_threads, kept_threads
 from mtrain.translation.translator import out_of_memory_message
 
-MAX_LOGITS = 1 << 24  # computed at a time
+MAX_LOGITS = 1 << 22  # computed at a time, in each thread
+MAX_THREADS = 16  # of Python
 
 
 class Scorer:
@@ -73,8 +75,10 @@ class Scorer:
             with out_of_memory_as(out_of_memory_message(*size, lower)):
                 return self._batch_nll([(src[i], tgt[i]) for i in indices])
 
-        on_cpu = self.loaded.device.type == "cpu"
-        scored = in_threads(score, batches) if on_cpu else (score(batch) for batch in batches)
+        scored: Generator[Tensor] = (score(batch) for batch in batches)
+        if self.loaded.device.type == "cpu":
+            # one torch thread per batch: rounding depends on their number with MKL's AVX2 kernels
+            scored = in_threads(score, batches, 1, MAX_THREADS)
         with kept_threads(), closing(scored) as results:
             for indices, nll in zip(batches, results, strict=True):
                 self.loaded.check_stop()

@@ -22,13 +22,16 @@ Result = TypeVar("Result")
 
 
 def in_threads(
-    work: Callable[[Item], Result], items: Sequence[Item], torch_threads: int | None = None
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    torch_threads: int | None = None,
+    max_threads: int = MAX_THREADS,
 ) -> Generator[Result]:
-    """Yield the results of `work`, in order, from up to `MAX_THREADS` threads of Python, which
+    """Yield the results of `work`, in order, from up to `max_threads` threads of Python, which
     divide torch's threads, or have `torch_threads` of them each. Use it within `kept_threads`.
     """
     threads = torch.get_num_threads()
-    count = min(threads, len(items), MAX_THREADS)
+    count = min(threads, len(items), max_threads)
     if count < 2 and torch_threads in (None, threads):
         yield from map(work, items)
         return

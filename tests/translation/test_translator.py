@@ -604,8 +604,9 @@ def test_scores_do_not_depend_on_batches_and_sum_up_to_the_nll(
     assert Scorer(translator.loaded).score([], []) == ([], ([], []))
 
 
+@pytest.mark.parametrize("batch_tokens", [60, 10_000])
 def test_batches_are_scored_at_the_same_time_with_the_same_result(
-    translator: Translator, monkeypatch: pytest.MonkeyPatch
+    translator: Translator, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
 ) -> None:
     """Each thread has one of torch's, so that the number of threads changes no bit."""
     pairs, seen, score_batch = made_up_pairs(40, 17), set[int](), Scorer._batch_nll
@@ -616,7 +617,8 @@ def test_batches_are_scored_at_the_same_time_with_the_same_result(
 
     monkeypatch.setattr(Scorer, "_batch_nll", noted)
     sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
-    scorer, found = Scorer(with_decode(translator, batch_tokens=60, window=25).loaded), []
+    scorer = Scorer(with_decode(translator, batch_tokens=batch_tokens, window=25).loaded)
+    found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         found.append(scorer.nll(sources, targets, Ranks()))
