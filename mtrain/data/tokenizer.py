@@ -125,6 +125,11 @@ class Tokenizer:
         return {i: pieces[i] for i in numbers if sp.get_score(i) != 0 or i == first_merge}
 
     @cached_property
+    def has_byte_fallback(self) -> bool:
+        """Whether there are pieces for bytes, so that no text has an unknown piece."""
+        return any(self.processor.is_byte(list(range(len(self.model_pieces)))))
+
+    @cached_property
     def user_symbols(self) -> set[str]:
         """User-defined pieces: their text is always encoded to this one piece."""
         messages = (message for number, message in _fields(self.proto) if number == _PIECES)

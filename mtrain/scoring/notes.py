@@ -33,7 +33,8 @@ FOREIGN = 0.1  # fraction of the references' letters below which a script is for
 MAX_SEARCHED = 2000  # last characters of a line that are searched for loops
 
 JAPANESE = scripts_of("ja")
-UNK = re.compile(r"⁇|<unk>|\[UNK\]|\ufffd")
+UNK = re.compile(r"⁇|<unk>|\[UNK\]")
+INCOMPLETE = re.compile("\ufffd")  # for bytes that are no character
 SPACED = re.compile(r"\s\.\s*$")
 # Letters with marks, as in Bengali, Hindi and Hebrew, that have a single character, but consist of
 # separate characters in NFC as in NFD; most Bengali text contains the single characters.
@@ -165,6 +166,7 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
     ("tokenized", "a space before the final period", "detokenize", _only(SPACED.search), 0.03),
     ("escapes", "HTML entities such as &quot;", "unescape them", _only(ENTITIES.search), 0.03),
     ("unknown", "unknown pieces (⁇ <unk>)", "set tokenizer.byte_fallback", _only(UNK.search), 0.03),
+    ("bytes", "incomplete characters (\ufffd)", TRAIN_OR_CHECK, _only(INCOMPLETE.search), 0.03),
     ("form", "other Unicode form (NFC, NFD) than the references", TO_NFC, _has_other_form, 0.03),
     ("case", "lower case, unlike the references", "score with --lowercase", _only(_is_lower), 0.2),
 )

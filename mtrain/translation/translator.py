@@ -342,11 +342,15 @@ class Translator:
 
     def _rules(self, group: Group) -> Rules:
         ids = self.loaded.ids
+        tokenizer = self.loaded.tokenizer
+        banned: tuple[int, ...] = ids.pad, ids.bos
+        if tokenizer.has_byte_fallback:  # so that the training text has no unknown piece
+            banned += (tokenizer.unk_id,)
         prefixes = [line.prefix for line in group]
         return Rules(
             [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group],
             ids.eos,
-            banned=(ids.pad, ids.bos),
+            banned=banned,
             prefixes=prefixes if any(prefixes) else None,
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )

@@ -73,6 +73,8 @@ def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown(
     assert {"<2de>", "@@name@@"} <= {found.processor.id_to_piece(i) for i in ids}
     assert found.decode([ids]) == ["<2de> bavo @@name@@celu"]
     assert found.unk_id in found.encode(["bavo 漢"])[0]
+    assert not found.has_byte_fallback
+    assert train(vocab_size=320).has_byte_fallback
 
 
 @MODEL_TYPES

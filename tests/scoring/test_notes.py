@@ -177,6 +177,7 @@ def test_letters_with_very_many_accents_take_no_long_time() -> None:
         ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
         ("unknown", lambda line: f"{line} <unk>", REFERENCE),
         ("unknown", lambda line: f"{line}⁇", CHINESE),
+        ("bytes", lambda line: f"{line[:9]}\ufffd{line[9:]}", REFERENCE),
         ("case", str.lower, REFERENCE),
     ],
 )

@@ -566,6 +566,15 @@ def test_greedy_search_gives_scores_if_they_are_asked_for(
     assert [float(score)] == pytest.approx(expected, abs=1e-5)
 
 
+def test_samples_have_no_unknown_pieces(translator: Translator) -> None:
+    """At this temperature all pieces are about equally likely."""
+    loaded = with_decode(translator, sample=True, temperature=100.0, max_len_b=40).loaded
+    [samples], _ = Translator(loaded, n_best=200).translate(["bavo celu"])
+    text = "".join(sample.text for sample in samples)
+    assert len(text) > 5000
+    assert "⁇" not in text
+
+
 def test_a_stop_ends_the_scoring(translator: Translator, monkeypatch: pytest.MonkeyPatch) -> None:
     class StoppedError(Exception):
         pass
