@@ -19,9 +19,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import compress, pairwise
-from operator import and_
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
@@ -300,32 +301,25 @@ def _tokenized_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator
     """Yield a message if texts of one side, or some of the pairs, have spaces before commas or
     periods, as a tokenizer leaves them.
     """
-    src, tgt = (
-        [SPACE_BEFORE_MARK.search(text) is not None for text in texts]
-        for texts in (sources, targets)
+    is_spaced, is_marked = (  # each of shape (2, pairs)
+        np.array([list(map(pattern.search, texts)) for texts in (sources, targets)], bool)
+        for pattern in (SPACE_BEFORE_MARK, MARK)
     )
-    src_marked, tgt_marked = (
-        [MARK.search(text) is not None for text in texts] for texts in (sources, targets)
-    )
-    sides = ((src, tgt, tgt_marked, "source"), (tgt, src, src_marked, "target"))
-    for own, other, marked, name in sides:
+    for side, name in enumerate(("source", "target")):
+        own, other = is_spaced[side], is_spaced[1 - side]
         # where both sides have such spaces, a text without commas and periods tells nothing
-        is_plain = sum(other) < MAX_TOKENIZED * len(other)
-        count = sum(
-            here and not there and (is_plain or is_marked)
-            for here, there, is_marked in zip(own, other, marked, strict=True)
-        )
+        is_plain = other.sum() < MAX_TOKENIZED * len(other)
+        count = (own & ~other & (is_plain | is_marked[1 - side])).sum()
         if count >= max(MIN_TEXTS, MAX_TOKENIZED * len(own)):
             yield (
                 f"{count / len(own):.0%} of the {name}s have spaces before commas or periods, but "
                 "the texts of the other side do not; use text that is not tokenized"
             )
-    has_marks = map(and_, src_marked, tgt_marked)
-    with_marks = list(compress(zip(src, tgt, strict=True), has_marks))
-    both, neither = with_marks.count((True, True)), with_marks.count((False, False))
-    if min(both, neither) >= max(MIN_TEXTS, MIN_MIXED * len(with_marks)):
+    with_marks = is_spaced[:, is_marked.all(0)]
+    pairs, both, neither = with_marks.shape[1], with_marks.all(0).sum(), (~with_marks).all(0).sum()
+    if min(both, neither) >= max(MIN_TEXTS, MIN_MIXED * pairs):
         yield (
-            f"{both / len(with_marks):.0%} of the pairs with commas or periods have spaces before "
+            f"{both / pairs:.0%} of the pairs with commas or periods have spaces before "
             "them, others do not; prepare them alike, best as plain text"
         )
 
