@@ -27,7 +27,11 @@ def read_aligned(
     that of the first one.
     """
     counts: Counter[str] = Counter()
-    return _checked(path, read_text_file(path, counts), counts, references, name)
+    lines = read_text_file(path, counts)
+    warn_of_counts(counts)
+    if references:
+        check_same_length(path, len(lines), name, len(references[0]))
+    return lines
 
 
 def read_source(path: Path, references: list[list[str]]) -> list[str]:
@@ -36,8 +40,9 @@ def read_source(path: Path, references: list[list[str]]) -> list[str]:
     """
     counts: Counter[str] = Counter()
     lines = list(decode_lines(scored_lines(path, counts), counts))
-    _checked(path, lines, counts, references)
+    warn_of_counts(counts)
     for reference in references:
+        check_same_length(path, len(lines), "the reference", len(reference))
         pairs = [(src.strip(), ref.strip()) for src, ref in zip(lines, reference, strict=True)]
         filled = [pair for pair in pairs if any(pair)]
         if 2 * sum(src == ref for src, ref in filled) > len(filled):
@@ -64,19 +69,6 @@ def warn_of_swapped(
             tgt,
             src,
         )
-
-
-def _checked(
-    path: Path,
-    lines: list[str],
-    counts: Counter[str],
-    references: list[list[str]],
-    name: Path | str = "the reference",
-) -> list[str]:
-    warn_of_counts(counts)
-    if references:
-        check_same_length(path, len(lines), name, len(references[0]))
-    return lines
 
 
 def check_same_length(name: object, lines: int, other_name: object, other_lines: int) -> None:
