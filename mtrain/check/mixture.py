@@ -37,20 +37,9 @@ MIN_GAIN, MIN_RATIO = 2.5, 5.0
 MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
 # Kinds of findings that explain how a part of a side is written.
 EXPLAINING_KINDS = [
-    "other_language",
-    "third_language",
-    "script",
-    "mojibake",
-    "no_character",
-    "lost",
-    "escaped",
-    "spacing",
-    "markup",
-    "subwords",
-    "decomposed",
-    "presentation",
-    "control",
-    "invisible",
+    *("other_language", "third_language", "script", "mojibake", "no_character", "lost"),
+    *("escaped", "spacing", "markup", "subwords", "decomposed", "presentation"),
+    *("control", "invisible"),
 ]
 MAX_SHOWN = 40  # characters of a text in a message
 
