@@ -1,6 +1,6 @@
 """Chunks of a corpus: some rows at a time, with the words, letters and hashes to check."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -77,7 +77,11 @@ class Chunk:
     @cached_property
     def blank(self) -> Mask:
         """Whether each side is blank, shape (2, rows)."""
-        return np.array([list(map(is_blank, texts)) for texts in self.texts], bool)
+        return self.where(is_blank)
+
+    def where(self, is_so: Callable[[str], object]) -> Mask:
+        """Whether each text of both sides is so, shape (2, rows)."""
+        return np.array([list(map(is_so, texts)) for texts in self.texts], bool)
 
     @cached_property
     def pair_hashes(self) -> Hashes:

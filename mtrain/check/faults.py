@@ -129,7 +129,7 @@ def check_pairs(
     """
     _find_text_faults(chunk, profile)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
-    lost = np.array([list(map(_has_lost_letters, texts)) for texts in chunk.texts], bool)
+    lost = chunk.where(_has_lost_letters)
     for side in (0, 1):
         is_more = questions[side] > questions[1 - side]
         chunk.report("lost", lost[side] & ~lost[1 - side] & is_more, side)
@@ -194,10 +194,9 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
     first kind.
     """
     is_both = np.zeros(len(chunk), bool)
-    has_mark = [np.array(list(map(_MARK.match, texts)), bool) for texts in chunk.texts]
-    has_odd_spacing = [np.array(list(map(_has_odd_spacing, texts)), bool) for texts in chunk.texts]
+    has_mark, has_odd_spacing = chunk.where(_MARK.match), chunk.where(_has_odd_spacing)
     is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
-    ends = [np.array(list(map(_ends_in_loop, texts)), bool) for texts in chunk.texts]
+    ends = chunk.where(_ends_in_loop)
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
         holds = np.zeros(len(chunk), bool)
