@@ -80,7 +80,6 @@ class SideClassifier:
     """
 
     def __init__(self, src: Words, tgt: Words) -> None:
-        self.nats = np.zeros(1 << BITS)
         is_swapped = np.zeros(len(src), bool)
         for _ in range(ROUNDS):
             self.nats = _side_nats(src, tgt, is_swapped)
