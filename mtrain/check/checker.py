@@ -272,23 +272,22 @@ def _find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int)
     """Report and return the pairs that training drops for their length; `max_length` is in tokens
     with eos and tag.
     """
-    is_long: Mask
     tags = np.array(chunk.findings.tags)
     if tokenizer is None:
         lengths = (chunk.estimated_tokens + tags).max(1)
-        is_long = lengths >= max_length - 1
-        chunk.report("long", is_long, ranks=-lengths, detail="(estimated)")
-        return is_long
-    sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])
-    # no text has many more tokens than bytes
-    rows = np.flatnonzero((sizes + tags[:, None]).max(0) >= max_length - 1)
-    lengths = np.zeros(len(chunk))
-    for texts, tag in zip(chunk.texts, tags, strict=True):
-        shortened = [shorten_text(texts[row], MAX_TEXT_LENGTH) for row in rows.tolist()]
-        counts = [len(ids) + tag for ids in tokenizer.encode(shortened)]
-        lengths[rows] = np.maximum(lengths[rows], counts)
-    is_long = lengths >= max_length
-    chunk.report("long", is_long, ranks=-lengths, detail=f"{max_length}")
+        limit, detail = max_length - 1, "(estimated)"
+    else:
+        limit, detail = max_length, f"{max_length}"
+        lengths = np.zeros(len(chunk))
+        sizes = np.array([[len(text.encode("utf-8")) for text in texts] for texts in chunk.texts])
+        # no text has many more tokens than bytes
+        rows = np.flatnonzero((sizes + tags[:, None]).max(0) >= max_length - 1)
+        for texts, tag in zip(chunk.texts, tags, strict=True):
+            shortened = [shorten_text(texts[row], MAX_TEXT_LENGTH) for row in rows.tolist()]
+            counts = [len(ids) + tag for ids in tokenizer.encode(shortened)]
+            lengths[rows] = np.maximum(lengths[rows], counts)
+    is_long: Mask = lengths >= limit
+    chunk.report("long", is_long, ranks=-lengths, detail=detail)
     return is_long
 
 
