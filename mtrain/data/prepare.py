@@ -228,11 +228,10 @@ class Preparation:
         settings = self.config.tokenizer
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
-        options = {
-            **settings.model_dump(exclude={"path"}),
-            "user_symbols": self.config.user_symbols,
-        }
-        (directory / layout.TOKENIZER).write_bytes(train_tokenizer(self._sentences, **options))
+        options = settings.model_dump(exclude={"path", "user_symbols"})
+        symbols = self.config.user_symbols  # with the tags
+        model = train_tokenizer(self._sentences, user_symbols=symbols, **options)
+        (directory / layout.TOKENIZER).write_bytes(model)
 
     def _sentences(self) -> Iterator[str]:
         """Yield the sentences of both sides, except synthetic ones, of training pairs that pass the

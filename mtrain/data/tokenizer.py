@@ -156,10 +156,9 @@ class Tokenizer:
     @property
     def settings(self) -> dict[str, object]:
         """The values of the config's settings that describe this vocabulary."""
-        model_type = "bpe" if self.is_bpe else "unigram"
         return {
             "vocab_size": self.vocab_size,
-            "model_type": model_type,
+            "model_type": "bpe" if self.is_bpe else "unigram",
             "normalization": self.normalization,
         }
 
