@@ -75,11 +75,8 @@ class Report:
         averaged model's validation, and the test sets.
         """
         best, average = self.history.best, self.history.average
-        scores = []
-        if best is not None:
-            scores.append(("validation", best))
-        if average is not None and average is not best:
-            scores.append(("validation", average))
+        validations = [best] if average is best else [best, average]
+        scores = [("validation", entry) for entry in validations if entry is not None]
         if best is not None:
             for i, corpus in enumerate(best.get("parts", [])):
                 scores.append((f"data.valid.{i}", {**corpus, "checkpoint": best["checkpoint"]}))
