@@ -217,9 +217,7 @@ def _has_odd_spacing(text: str) -> bool:
     words = text.split()
     if 3 * len(words) > len(text) and _LETTERS_APART.search(text):
         return True
-    return (
-        len(max(words, key=len, default="")) >= MIN_RUN and _RUN_TOGETHER.search(text) is not None
-    )
+    return max(map(len, words), default=0) >= MIN_RUN and _RUN_TOGETHER.search(text) is not None
 
 
 def _ends_in_loop(text: str) -> bool:

@@ -99,10 +99,6 @@ class Stretch(Rows):
         is_small = gap <= MAX_GAP * min(self.pairs, later.pairs)
         return self.distance == later.distance and is_small
 
-    def joined(self, later: "Stretch") -> "Stretch":
-        """Return this stretch, a later one, and the rows between them."""
-        return replace(self, end=later.end)
-
 
 @dataclass
 class Run(Rows):
@@ -194,7 +190,7 @@ class Shifts:
         if not stretch.distance and not stretch.is_shuffled:
             return
         if self.closed and self.closed[-1].is_one_with(stretch):
-            stretch = self.closed.pop().joined(stretch)
+            stretch = replace(self.closed.pop(), end=stretch.end)  # with the rows between them
         self.closed.append(stretch)
 
     def finish(self) -> None:
@@ -238,13 +234,9 @@ class Shifts:
             text = f"to {rows.end}: targets are about {shift_text(rows.distance, unit)}"
             extra["distance"] = rows.distance
         example = self.findings.example(rows.start, text, **extra)
-        if (
-            len(self.runs) == 1
-            and rows is self.runs[0]
-            and rows.pairs >= MIN_WHOLE * self.findings.pairs
-        ):
+        is_only_run = len(self.runs) == 1 and rows is self.runs[0]
+        if is_only_run and rows.pairs >= MIN_WHOLE * self.findings.pairs:
             # a message: longer than a line
-            text = shifted_throughout(rows.distance, unit)
-            example = replace(example, shown="", text=text)
+            example = replace(example, shown="", text=shifted_throughout(rows.distance, unit))
         self.findings.add("slip", 1, [example])
         self.reported.append(rows)

@@ -70,10 +70,6 @@ class OddPart(NamedTuple, Generic[Owner]):
     message: str
 
 
-def _has_capitals(text: str) -> bool:
-    return text != text.lower()
-
-
 def _is_sentence(text: str, other: str) -> bool:
     """Whether a text ends as a sentence, in a script that has capital letters."""
     return text.count(" ") >= MIN_WORDS - 1 and bool(_SENTENCE_END.search(text[-_MAX_END:]))
@@ -101,7 +97,7 @@ STYLES = {
     "spaces between Chinese characters": Style(
         _has_spaces_in_han, lambda text, other: len(_HAN.findall(text)) >= MIN_HAN
     ),
-    "capital letters": Style(_has_capitals, _is_sentence),
+    "capital letters": Style(lambda text: text != text.lower(), _is_sentence),
     "capital letters only": Style(_has_only_capitals, _is_sentence),
     "such a mark": Style(
         _has_final_mark,
