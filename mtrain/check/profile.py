@@ -158,9 +158,8 @@ class Profile:
         self.ratio = LengthRatio(np.concatenate([np.zeros((0, 2), np.int64), *lengths]))
         self.letters = Counter[str](), Counter[str]()  # of the sides, by script
         for side, part in product((0, 1), sample):
-            self.letters[side].update(
-                {name: int(n.sum()) for name, n in part.letters[side].items()}
-            )
+            for script, counts in part.letters[side].items():
+                self.letters[side][script] += int(counts.sum())
         self.scripts = [
             {script for script in letters if letters[script] >= USUAL_FRACTION * letters.total()}
             for letters in self.letters
