@@ -97,10 +97,7 @@ def _table_of(path: Path, columns: tuple[str, str]) -> FileCorpus:
 
 
 def languages_of(
-    sides: Sides,
-    src_lang: str | None,
-    tgt_lang: str | None,
-    columns: tuple[str, str] | None = None,
+    sides: Sides, src_lang: str | None, tgt_lang: str | None, columns: tuple[str, str] | None = None
 ) -> tuple[str, str]:
     """Return the given language codes, or else those at the end of the names of the files or of
     the columns of a table; raises `RefusedError` if there is neither, or for columns that do not

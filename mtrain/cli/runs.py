@@ -57,9 +57,7 @@ def report(
 
 
 def verify(
-    run: options.RunOrCheckpoint = None,
-    model: options.Model = None,
-    json_: options.Json = False,
+    run: options.RunOrCheckpoint = None, model: options.Model = None, json_: options.Json = False
 ) -> None:
     """Check the hashes of a run's files and text, and the form of its records (exit code 1 for a
     fault).

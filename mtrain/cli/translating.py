@@ -40,8 +40,7 @@ def translate(
         Path | None, file("Prefixes, one per line: words that the translation begins with.")
     ] = None,
     alignments: Annotated[
-        str | None,
-        stream("File for word alignments: `0-1` links source word 0 to target word 1."),
+        str | None, stream("File for word alignments: `0-1` links source word 0 to target word 1.")
     ] = None,
     line_buffered: Annotated[
         bool, flag("Print each translation before reading the next line.", "--line-buffered")
@@ -150,8 +149,7 @@ def attention(
         ),
     ] = None,
     kind: Annotated[
-        list[Kind] | None,
-        choice("Attention to draw; default: all. Repeatable."),
+        list[Kind] | None, choice("Attention to draw; default: all. Repeatable.")
     ] = None,
     layer: Annotated[
         list[int] | None, value("N", "Layer to draw, from 1; default: all. Repeatable.", min=1)
