@@ -35,8 +35,7 @@ def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
     sample = texts[:: max(1, len(texts) // SAMPLE)]
     counts = count_words(sample)
     known = {word for word in FREQUENT.get(language_code(language), set()) if len(word) > 2}
-    spellings = _without_marks, _without_accents, _in_digraphs, _dropped
-    return max(_lost(counts, known, spell) for spell in spellings)
+    return max(_lost(counts, known, spell) for spell in SPELLINGS)
 
 
 def _lost(counts: Counter[str], known: set[str], spell: Callable[[str], str]) -> tuple[float, str]:
@@ -64,16 +63,10 @@ def _without_marks(word: str) -> str:
     return "".join(char for char in letters if not unicodedata.combining(char))
 
 
-def _without_accents(word: str) -> str:
-    """Return a word without its accents, in ASCII if possible."""
-    return _without_marks(word.translate(_LETTERS))
-
-
-def _in_digraphs(word: str) -> str:
-    """Return a word with two letters for each accented one, as in German and Danish."""
-    return word.translate(_DIGRAPHS)
-
-
-def _dropped(word: str) -> str:
-    """Return a word without the letters that are not ASCII."""
-    return "".join(filter(str.isascii, word))
+# How texts without accents may spell a word.
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    _without_marks,
+    lambda word: _without_marks(word.translate(_LETTERS)),  # in ASCII if possible
+    lambda word: word.translate(_DIGRAPHS),  # as in German and Danish
+    lambda word: "".join(filter(str.isascii, word)),  # without the accented letters
+)
