@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -88,16 +88,11 @@ class Selection:
             checks["control or invalid characters"] = lambda pair: any(map(_CONTROL.search, pair))
         for side, name in enumerate(("src_script", "tgt_script")):
             if scripts := getattr(settings, name):
-                other_letters = _other_scripts(scripts)
+                wanted = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
+                other_letters = regex.compile(rf"(?V1)[\p{{L}}--[{wanted}]]")
                 check = partial(_is_mostly_other, side, other_letters, settings.script_share)
                 checks[f"{name} is not {' or '.join(scripts)}"] = check
         return checks
-
-
-def _other_scripts(scripts: Iterable[str]) -> "regex.Pattern[str]":
-    """Return a pattern of letters of all other Unicode scripts."""
-    wanted = "".join(rf"\p{{Script_Extensions={script}}}" for script in scripts)
-    return regex.compile(rf"(?V1)[\p{{L}}--[{wanted}]]")
 
 
 def is_identical(pair: Pair) -> bool:
