@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -274,15 +274,12 @@ def _numbered_sides(
     counted = sum(last == offset is not None for last, offset in pairwise(offsets))
     if counted >= MAX_QUOTED * (len(offsets) - 1):
         yield "nearly all texts of both sides begin with line numbers; remove the numbers"
-    names = ("sources", "targets")
-    for own, other, name, other_name in zip(
-        (src, tgt), (tgt, src), names, names[::-1], strict=True
-    ):
-        count, others = (sum(map(bool, matches)) for matches in (own, other))
-        if count >= most and 5 * others < most:
+    counts = {"sources": sum(map(bool, src)), "targets": sum(map(bool, tgt))}
+    for (name, count), (other_name, other) in permutations(counts.items()):
+        if count >= most and 5 * other < most:
             yield (
-                f"{count / len(own):.0%} of the {name} begin with a number, but only "
-                f"{others / len(own):.0%} of the {other_name}; remove the numbers"
+                f"{count / len(sources):.0%} of the {name} begin with a number, but only "
+                f"{other / len(sources):.0%} of the {other_name}; remove the numbers"
             )
 
 
