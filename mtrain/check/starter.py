@@ -147,7 +147,7 @@ def with_found_sets(request: Request) -> Request:
         return request
     found, alone = dict[str, Sides](), dict[Path, str]()
     for pair in suffixes:
-        src, tgt = (_find_sets(path, suffix) for path, suffix in zip(sides, pair, strict=True))
+        src, tgt = map(_find_sets, sides, pair)
         found |= {name: (src[name], tgt[name]) for name in src if name in tgt}
         for files, others, suffix in ((src, tgt, pair[1]), (tgt, src, pair[0])):
             alone |= {files[name]: f"{name}.{suffix}" for name in files if name not in others}
@@ -159,7 +159,8 @@ def with_found_sets(request: Request) -> Request:
         for name in valid_names[1:]:
             advice = "for the mean score of several sets, list them in data.valid of the config"
             logger.warning("%s set: not used; %s", name, advice)
-    for name, sides in {**({"validation": valid} if valid else {}), **tests}.items():
+    named = {"validation": valid, **tests} if valid else tests
+    for name, sides in named.items():
         logger.info("%s set: %s and %s", name, *sides)
     _warn_of_lone_sides(request, alone)
     return replace(request, valid=valid, tests=tests)

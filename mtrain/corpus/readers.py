@@ -123,14 +123,14 @@ def scan(corpus: Corpus, reading: Reading) -> Scan:
 
 def _scan(corpus: Corpus, reading: Reading) -> Scan:
     if isinstance(corpus, TextCorpus):
-        files = files_of(corpus, reading.root)
-        src_lines, src_hash = scan_file(files[0], reading.check_stop)
-        tgt_lines, tgt_hash = scan_file(files[1], reading.check_stop)
+        src, tgt = files_of(corpus, reading.root)
+        src_lines, src_hash = scan_file(src, reading.check_stop)
+        tgt_lines, tgt_hash = scan_file(tgt, reading.check_stop)
         if src_lines != tgt_lines:
             message = (
-                f"{files[0]} has {src_lines:,} lines but {files[1]} has {tgt_lines:,}: the sides "
-                "of a corpus must match line for line; find the missing or extra line (with a "
-                "config of these files, mtrain check shows where lines are shifted)"
+                f"{src} has {src_lines:,} lines but {tgt} has {tgt_lines:,}: the sides of a "
+                "corpus must match line for line; find the missing or extra line (with a config of "
+                "these files, mtrain check shows where lines are shifted)"
             )
             raise UnequalError(message, min(src_lines, tgt_lines))
         return Scan(src_lines, hashlib.sha256(src_hash + tgt_hash).hexdigest())
