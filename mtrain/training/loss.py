@@ -78,12 +78,10 @@ class _Projected(FusedLoss):
         # `uniform_sum`: smoothing's part of the loss, the mean NLL of all V entries of each target
         nll_sum, uniform_sum = torch.zeros(2, dtype=sum_dtype, device=hidden.device)
         smallest = torch.finfo(sum_dtype).tiny
-        differentiate = any(ctx.needs_input_grad)
-        hidden_grad = torch.empty_like(hidden) if differentiate else None
-        weight_grad = None
-        if differentiate:  # smoothing subtracts the same from the gradients of all V rows
-            of_each_row = hidden.sum(0, dtype=sum_dtype) * (-smoothing / len(weight))
-            weight_grad = of_each_row.repeat(len(weight), 1)
+        hidden_grad = torch.empty_like(hidden)
+        # smoothing subtracts the same from the gradients of all V rows
+        of_each_row = hidden.sum(0, dtype=sum_dtype) * (-smoothing / len(weight))
+        weight_grad = of_each_row.repeat(len(weight), 1)
         for start in range(0, len(hidden), rows):
             count = min(rows, len(hidden) - start)
             target = torch.arange(count, device=targets.device), targets[start : start + count]
@@ -101,12 +99,11 @@ class _Projected(FusedLoss):
                 nll, uniform = nll * mask, uniform * mask
             nll_sum += nll.sum()
             uniform_sum += uniform.sum()
-            if hidden_grad is not None and weight_grad is not None:
-                # subtract 1 - eps at the target; `of_each_row` and `mean_row` subtract eps / V
-                probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
-                hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
-                _add_product(weight_grad, probs.t(), part)  # rows of padding are 0
-        if hidden_grad is not None and real is not None:
+            # subtract 1 - eps at the target; `of_each_row` and `mean_row` subtract eps / V
+            probs[target] = (prob - (1 - smoothing)).to(probs.dtype)
+            hidden_grad[start : start + count] = (probs @ matrix)[:count] - smoothing * mean_row
+            _add_product(weight_grad, probs.t(), part)  # rows of padding are 0
+        if real is not None:
             hidden_grad *= real[:, None]
         loss_sum = (1 - smoothing) * nll_sum + smoothing * uniform_sum
         ctx.save_for_backward(hidden_grad, weight_grad)
@@ -169,9 +166,8 @@ class _Consistency(FusedLoss):
         matrix = weight.to(view1.dtype)
         sum_dtype = torch.promote_types(view1.dtype, torch.float32)
         sums = torch.zeros(3, dtype=sum_dtype, device=view1.device)
-        differentiate = any(ctx.needs_input_grad)
-        grads = [torch.empty_like(view1), torch.empty_like(view2)] if differentiate else []
-        weight_grad = torch.zeros_like(weight, dtype=sum_dtype) if differentiate else None
+        grads = torch.empty_like(view1), torch.empty_like(view2)
+        weight_grad = torch.zeros_like(weight, dtype=sum_dtype)
         for start in range(0, len(view1), rows):
             count = min(rows, len(view1) - start)
             part = slice(start, start + count)
@@ -180,11 +176,10 @@ class _Consistency(FusedLoss):
             mask = mask.to(sum_dtype)
             chunk_sums, logit_grads = _chunk(states, matrix, target, mask, smoothing, alpha)
             sums += chunk_sums
-            if weight_grad is not None:
-                for grad, state, logit_grad in zip(grads, states, logit_grads, strict=True):
-                    logit_grad = logit_grad.to(matrix.dtype)
-                    grad[part] = (logit_grad @ matrix)[:count]
-                    _add_product(weight_grad, logit_grad.t(), state)
+            for grad, state, logit_grad in zip(grads, states, logit_grads, strict=True):
+                logit_grad = logit_grad.to(matrix.dtype)
+                grad[part] = (logit_grad @ matrix)[:count]
+                _add_product(weight_grad, logit_grad.t(), state)
         ctx.save_for_backward(*grads, weight_grad)
         ctx.weight_dtype = weight.dtype
         loss, nll, divergence = sums.unbind()
