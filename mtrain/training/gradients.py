@@ -63,6 +63,7 @@ SumsCallback = Callable[[Sums], object]
 Slice = tuple[Batch, int, Sums, SumsCallback]
 
 
+@dataclass
 class SumTree:
     """Adds the sums of `size` parts pairwise by their index, in whatever order they arrive.
 
@@ -72,17 +73,12 @@ class SumTree:
     `deliver` gets the total.
     """
 
-    def __init__(
-        self,
-        size: int,
-        release: SumsCallback,
-        deliver: SumsCallback,
-        keep: Callable[[Sums], Sums] = lambda sums: sums,
-    ) -> None:
-        self.size = size
-        self.release = release
-        self.deliver = deliver
-        self.keep = keep
+    size: int
+    release: SumsCallback
+    deliver: SumsCallback
+    keep: Callable[[Sums], Sums] = lambda sums: sums
+
+    def __post_init__(self) -> None:
         self.waiting: dict[tuple[int, int], Sums] = {}  # by level and index
         self.lock = Lock()
 
