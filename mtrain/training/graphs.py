@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -44,6 +45,7 @@ def add_rows(tables: list[Tensor], ids: SpecialIds, max_rows: int) -> list[Tenso
     return [src, tgt_in, tgt_out]
 
 
+@dataclass
 class CudaGraphs:
     """Calls `work` on a batch's src, tgt_in and tgt_out on the GPU, by replaying a graph recorded
     for batches of this shape: the host may need longer to launch a thousand small kernels one by
@@ -54,19 +56,13 @@ class CudaGraphs:
     have `packed_tokens` tokens with padding.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        device: torch.device,
-        ids: SpecialIds,
-        max_length: int,
-        packed_tokens: int | None = None,
-    ) -> None:
-        self.work = work
-        self.device = device
-        self.ids = ids
-        self.max_length = max_length
-        self.packed_tokens = packed_tokens
+    work: Work
+    device: torch.device
+    ids: SpecialIds
+    max_length: int
+    packed_tokens: int | None = None
+
+    def __post_init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[int, ...], tuple[Callable[[], None], list[Tensor]]] = {}
 
