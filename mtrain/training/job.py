@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,7 @@ def build_data(config: Config, stop: Stop, config_file: Path | None) -> None:
         logger.info("prepared text is in %s; mtrain train finds it there", cache_directory())
 
 
+@dataclass
 class Job:
     """One rank of a job.
 
@@ -104,20 +105,15 @@ class Job:
     status that an earlier start left.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        stop: Stop,
-        ranks: Ranks,
-        config_file: Path | None,
-        metric: ExternalMetric | None,
-    ) -> None:
-        self.config = config
-        self.stop = stop
-        self.ranks = ranks
-        self.config_file = config_file
-        self.metric = metric
-        self.command = metric.command if metric else None
+    config: Config
+    stop: Stop
+    ranks: Ranks
+    config_file: Path | None
+    metric: ExternalMetric | None
+
+    def __post_init__(self) -> None:
+        config, ranks = self.config, self.ranks
+        self.command = self.metric.command if self.metric else None
         board = ranks.on_rank_0(partial(board_of, config))
         self.run = RunDirectory(Path(config.run_dir), board, _torchrun_launch())
         find_step_batches = partial(_find_step_batches, self.run, config, ranks)
