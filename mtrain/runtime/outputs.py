@@ -244,7 +244,7 @@ def refuse_overwriting(output: str | Path | None, *inputs: str | Path | None) ->
         return
     for source in filter(None, inputs):
         name = 0 if str(source) == "-" else str(source)
-        if _is_regular(name) and _written(str(output)) & _identities(name):
+        if os.path.isfile(name) and _written(str(output)) & _identities(name):
             shown = "stdout" if str(output) == "-" else output
             raise RefusedError(f"{shown}: is an input, too; write to another file")
 
@@ -261,14 +261,6 @@ def _written(output: str) -> set[object]:
         return _identities(1)
     partial = str(_partial_of(Path(os.path.realpath(output))))
     return _identities(output) | _identities(partial)
-
-
-def _is_regular(name: str | int) -> bool:
-    """Whether a path or the number of a stream leads to a regular file."""
-    try:
-        return stat.S_ISREG(os.stat(name).st_mode)
-    except OSError:
-        return False
 
 
 def _identities(name: str | int) -> set[object]:
