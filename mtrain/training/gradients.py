@@ -260,8 +260,7 @@ class ThreadedGradients:
     def _work(self, compute: Compute) -> None:
         """Compute slices until none is left."""
         try:
-            while item := self._next_slice():
-                part, seed, sums, add = item
+            for part, seed, sums, add in iter(self._next_slice, None):
                 compute(part, seed, sums)
                 add(sums)
         finally:
