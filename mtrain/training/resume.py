@@ -158,8 +158,7 @@ class Checkpoints:
         check(self.optimizer.weights, weights, path)
         if self.average is not None:
             copy_values(self.average.values, weights)
-            keys = {name: name + LATEST for name in weights}
-            weights = {name: moments.pop(key) for name, key in keys.items() if key in moments}
+            weights = {n: moments.pop(n + LATEST) for n in weights if n + LATEST in moments}
             check(self.optimizer.weights, weights, inner)
         check(self.optimizer.moments(), moments, inner)
         copy_values(self.optimizer.weights, weights)
