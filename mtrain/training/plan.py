@@ -19,6 +19,7 @@ from tqdm import tqdm
 from mtrain.config.languages import is_unspaced, tokenizer_for
 from mtrain.config.schema import Config, DataConfig, TrainConfig
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
+from mtrain.data.prepare import Prepared
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
@@ -153,6 +154,16 @@ class Forecast:
             f"time: about {seconds:.3g} s a step now, {total} for {steps:,} steps "
             "without validation"
         )
+
+
+def warnings_of(prepared: Prepared, config: Config) -> Iterator[str]:
+    """Yield warnings of text that is small, or not prepared for its vocabulary or for BLEU."""
+    references = {key: text.references for key, text in prepared.sets.items()}
+    sizes = {key: len(lines) for key, lines in references.items()}
+    from_scratch = config.train.init_from is None
+    yield from text_warnings(len(prepared.store), sizes, from_scratch=from_scratch)
+    yield from tokenizer_warnings(config.data, references)
+    yield from normalization_warnings(prepared.tokenizer.normalization, references)
 
 
 def text_warnings(pairs: int, sets: dict[str, int], *, from_scratch: bool = True) -> Iterator[str]:

@@ -19,11 +19,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from mtrain.config.schema import Config
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
-from mtrain.data.prepare import Prepared
 from mtrain.runs import layout
 from mtrain.runtime import files
 from mtrain.runtime.device import out_of_memory_as
@@ -33,12 +31,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import stop_error
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import (
-    make_forecast,
-    normalization_warnings,
-    text_warnings,
-    tokenizer_warnings,
-)
+from mtrain.training.plan import make_forecast, warnings_of
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation, perplexity, two_decimals
@@ -50,16 +43,6 @@ def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
     """
     sequence = np.random.SeedSequence([seed, step, index, slice_index])
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
-
-
-def _warnings_of_text(config: Config, prepared: Prepared) -> Iterator[str]:
-    """Yield warnings of text that is small, or not prepared for its vocabulary or for BLEU."""
-    references = {key: text.references for key, text in prepared.sets.items()}
-    sizes = {key: len(lines) for key, lines in references.items()}
-    from_scratch = config.train.init_from is None
-    yield from text_warnings(len(prepared.store), sizes, from_scratch=from_scratch)
-    yield from tokenizer_warnings(config.data, references)
-    yield from normalization_warnings(prepared.tokenizer.normalization, references)
 
 
 class Trainer:
@@ -175,7 +158,7 @@ class Trainer:
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
-            for warning in _warnings_of_text(self.config, self.prepared):
+            for warning in warnings_of(self.prepared, self.config):
                 logger.warning("%s", warning)
         for warning in forecast.warnings(self.config.train):
             logger.warning("%s", warning)
