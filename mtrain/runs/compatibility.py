@@ -143,13 +143,11 @@ def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks:
     new run, settings that contradict each other.
     """
     expected = run.step_batches(config, ranks)
-    accum = config.train.accum_steps
-    requested = []
-    if config.train.step_batches:
-        requested.append(config.train.step_batches)
+    given, accum = config.train.step_batches, config.train.accum_steps
+    requested = [given] if given else []
     # the same accum_steps as before may be for another number of processes
     is_new = accum != (stored.train.accum_steps if stored else 1)
-    is_left_out = config.train.step_batches and accum == 1
+    is_left_out = given and accum == 1
     if is_new and not is_left_out:
         requested.append(accum * ranks)
     for count in requested:
