@@ -66,8 +66,7 @@ class DecoderState:
                 lineage = src_bias.new_zeros(len(rows), self.time)
             lineage = lineage.view(len(rows), self.time, slots)
             lineage = F.pad(lineage, (0, W - slots), value=float("-inf")).flatten(1)
-        like = buffers.projected.dtype, buffers.pad_rows
-        buffers = StepBuffers(source, src_bias, W, *like)
+        buffers = StepBuffers(source, src_bias, W, buffers.projected.dtype, buffers.pad_rows)
         return DecoderState(past, self.time, lineage, buffers)
 
     def longer(self) -> "DecoderState":
@@ -223,8 +222,8 @@ class Decoder:
         """Encode sources: (B, S) -> state of B empty hypotheses."""
         source, bias = self.encode_keys(src)
         past = source.new_empty(*source.shape[:4], 0, 1, source.shape[5])
-        like = self.model.dtype, self.model.parts.pad_rows
-        return DecoderState(past, 0, None, StepBuffers(source, bias, 1, *like))
+        buffers = StepBuffers(source, bias, 1, self.model.dtype, self.model.parts.pad_rows)
+        return DecoderState(past, 0, None, buffers)
 
     def encode_keys(self, src: Tensor) -> tuple[Tensor, Tensor]:
         """Encode sources (B, S) and project their keys and values for all layers: return `source`
