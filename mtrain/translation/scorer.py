@@ -70,9 +70,9 @@ class Scorer:
         batches = batch_by_tokens(lengths, self.loaded.decode.batch_tokens)[rank::num_ranks]
 
         def score(indices: NDArray[np.int64]) -> Tensor:
-            size = len(indices), int(lengths[indices].max())
+            longest = int(lengths[indices].max())
             lower = "decode.batch_tokens (--batch-tokens)"
-            with out_of_memory_as(out_of_memory_message(*size, lower)):
+            with out_of_memory_as(out_of_memory_message(len(indices), longest, lower)):
                 return self._batch_nll([(src[i], tgt[i]) for i in indices])
 
         scored: Generator[Tensor] = (score(batch) for batch in batches)
