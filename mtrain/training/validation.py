@@ -95,8 +95,7 @@ class Validation:
         with suppress(ValueError):
             history = History.of_records(self.config.train.metric, records.parse()[0])
             every = self.config.train.valid_every
-            validated = {*history.steps}
-            if all(due in validated for due in range(every, step, every)):
+            if {*range(every, step, every)} <= {*history.steps}:
                 command = self.metric.command if self.metric else None
                 compatibility.check_data(self.run, {"metric_command": command})
                 logger.warning("%s: missing; it is rebuilt from %s", path, records.path.name)
