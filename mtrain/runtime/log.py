@@ -77,9 +77,7 @@ def set_up_console(*, times: bool = False, level: int | None = None) -> None:
     """Log to stderr from a level on, by default the current one. If `times`, begin each record with
     the time, unless stderr is a terminal.
     """
-    if level is None:
-        level = _console_level()
-    handler = ConsoleHandler(level)
+    handler = ConsoleHandler(_console_level() if level is None else level)
     stamp = "%(asctime)s " if times and not sys.stderr.isatty() else ""
     handler.setFormatter(logging.Formatter(stamp + "%(label)s%(message)s", _TIME))
     logger.handlers[:] = [handler]
