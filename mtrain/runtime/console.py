@@ -44,7 +44,7 @@ def exit_on_interrupt() -> None:
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_CODES[signal.Signals(number)])
+    os._exit(EXIT_CODES[number])
 
 
 def restore_interrupt() -> None:
@@ -128,7 +128,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
             signal.signal(handled, _exit_now)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    sys.exit(EXIT_CODES[signal.Signals(number)])
+    sys.exit(EXIT_CODES[number])
 
 
 class _Terminal(BufferedIOBase):

@@ -22,7 +22,7 @@ from mtrain.runtime.errors import (
     StoppedError,
 )
 
-EXIT_CODES = {
+EXIT_CODES: dict[int, int] = {
     signal.SIGHUP: EXIT_HUNG_UP,
     signal.SIGTERM: EXIT_TERMINATED,
     signal.SIGINT: EXIT_INTERRUPTED,
@@ -118,7 +118,7 @@ def _end_on_second(reader: int) -> None:
         if number not in EXIT_CODES:
             continue
         if now > first + SAME_REQUEST:
-            os._exit(EXIT_CODES[signal.Signals(number)])
+            os._exit(EXIT_CODES[number])
         first = min(first, now)
 
 
