@@ -61,7 +61,7 @@ class Model:
         search = {k: v.item() if isinstance(v, np.generic) else v for k, v in search.items()}
         decode = override_decode(self.loaded.decode, **search)
         given = {**search, "n_best": n_best, "mbr": mbr, "seed": seed}
-        check_options(decode, given, _as_argument)
+        check_options(decode, given, lambda name: "sample=True" if name == "sample" else name)
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
         loaded = replace(self.loaded.tagged(tag), decode=decode)
         with self._own_precision():
@@ -115,11 +115,6 @@ class Model:
     def _own_precision(self) -> torch.autocast:
         """Return a context in which the caller's autocast has no effect."""
         return torch.autocast(self.loaded.device.type, enabled=False)
-
-
-def _as_argument(name: str) -> str:
-    """Return an option as a caller writes it."""
-    return f"{name}=True" if name == "sample" else name
 
 
 def _warn_of_cut(indices: list[int], limit: int, name: str) -> None:
