@@ -77,11 +77,11 @@ class Chunk:
     @cached_property
     def blank(self) -> Mask:
         """Whether each side is blank, shape (2, rows)."""
-        return self.where(is_blank)
+        return self.flags(is_blank)
 
-    def where(self, is_so: Callable[[str], object]) -> Mask:
-        """Whether each text of both sides is so, shape (2, rows)."""
-        return np.array([list(map(is_so, texts)) for texts in self.texts], bool)
+    def flags(self, test: Callable[[str], object]) -> Mask:
+        """Return whether a test holds for each text, shape (2, rows)."""
+        return np.array([list(map(test, texts)) for texts in self.texts], bool)
 
     @cached_property
     def pair_hashes(self) -> Hashes:

@@ -129,7 +129,7 @@ def check_pairs(
     """
     _find_text_faults(chunk, profile)
     questions = np.array([[text.count("?") for text in texts] for texts in chunk.texts])
-    lost = chunk.where(_has_lost_letters)
+    lost = chunk.flags(_has_lost_letters)
     for side in (0, 1):
         is_more = questions[side] > questions[1 - side]
         chunk.report("lost", lost[side] & ~lost[1 - side] & is_more, side)
@@ -194,9 +194,9 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
     first kind.
     """
     is_both = np.zeros(len(chunk), bool)
-    has_mark, has_odd_spacing = chunk.where(_MARK.match), chunk.where(_has_odd_spacing)
+    has_mark, has_odd_spacing = chunk.flags(_MARK.match), chunk.flags(_has_odd_spacing)
     is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
-    ends = chunk.where(_ends_in_loop)
+    ends = chunk.flags(_ends_in_loop)
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
         holds = np.zeros(len(chunk), bool)

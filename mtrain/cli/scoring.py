@@ -59,11 +59,12 @@ def evaluate(
     else:
         references = read_references(reference or [])
         sources = read_source(source, references) if source else []
+    is_wrong = False  # whether the translations are in another language than the references
     if hypothesis is not None:
         hypotheses = read_aligned(hypothesis, references)
     else:
         with opening.open_translator(model or [], device, precision, **decode) as translator:
-            _warn_of_direction(translator.loaded, tgt_lang, sources, references)
+            is_wrong = _warn_of_direction(translator.loaded, tgt_lang, sources, references)
             tgt_lang = tgt_lang or translator.loaded.tgt_lang
             tokenize = tokenize if is_given else _tokenizer_of(translator.loaded.config)
             check_tokenizer(tokenize or tokenizer_for(tgt_lang))
@@ -71,7 +72,7 @@ def evaluate(
         if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
-    notes = find_faults(hypotheses, references, sources, lowercase)
+    notes = [] if is_wrong else find_faults(hypotheses, references, sources, lowercase)
     if json_:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
         print_json({"lines": len(hypotheses), **content, "notes": [*map(asdict, notes)]})
@@ -117,17 +118,18 @@ def _read_run_set(
 
 def _warn_of_direction(
     loaded: "LoadedModel", tgt_lang: str | None, sources: list[str], references: list[list[str]]
-) -> None:
+) -> bool:
     """Warn of a tag for translation to another language than `tgt_lang`, that of the references, or
-    else if sources and references seem to be swapped.
+    else if sources and references seem to be swapped; return whether there was a warning.
     """
     from mtrain.scoring.references import warn_of_swapped
 
     targets = [tgt for _, tgt in loaded.directions]
     is_fitting = language_code(tgt_lang or "") in map(language_code, targets)
     if loaded.tag is None or tgt_lang is None or is_fitting:
-        warn_of_swapped(sources, references, loaded.directions)
-        return
+        other_tags = [tag for tag in loaded.tags if tag != loaded.tag]
+        advice = f", or choose another tag ({', '.join(other_tags)})" if other_tags else ""
+        return warn_of_swapped(sources, references, loaded.directions, advice)
     log.logger.warning(
         "--tag %s: translates to %s, but the references are in %s, so the scores mean nothing; "
         "choose another tag of the model (%s), leave the tag out, or give other references",
@@ -136,6 +138,7 @@ def _warn_of_direction(
         tgt_lang,
         ", ".join(loaded.tags),
     )
+    return True
 
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:

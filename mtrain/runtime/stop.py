@@ -32,6 +32,8 @@ EXIT_CODES: dict[int, int] = {
 # process and to its group, and a launcher may forward one that all processes of a job get.
 SAME_REQUEST = 0.1
 
+TIME_LIMIT = "time limit"  # a reason to stop
+
 
 @dataclass
 class Stop:
@@ -80,13 +82,17 @@ class Stop:
         if self.received is not None:
             return self.received.name, EXIT_CODES[self.received]
         if self.time_limit is not None and time.monotonic() - self.started >= self.time_limit:
-            return "time limit", EXIT_STOPPED
+            return TIME_LIMIT, EXIT_STOPPED
         return None
 
     def check(self) -> None:
         """Raise `StoppedError` if a stop was requested."""
         if self.request is not None:
-            raise stop_error(*self.request)
+            reason, exit_code = self.request
+            advice = "run the same command again"
+            if reason == TIME_LIMIT:  # since the last save, maybe in the preparation
+                advice += ", with a longer --time-limit if that happens again"
+            raise stop_error(reason, exit_code, advice)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -102,9 +108,7 @@ class Stop:
             self.is_at_once = False
 
 
-def stop_error(
-    reason: str, exit_code: int, advice: str = "run the same command again"
-) -> StoppedError:
+def stop_error(reason: str, exit_code: int, advice: str) -> StoppedError:
     """Return the error for a stop, with what to do then."""
     return StoppedError(f"stopped by {reason}; {advice}", exit_code)
 

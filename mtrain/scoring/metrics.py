@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mtrain.config.languages import FETCHED, UNSPACED, UNSPLIT_BY_13A, tokenizer_for
+from mtrain.config.languages import FETCHED, UNSPACED, UNSPLIT_BY_13A, is_unspaced, tokenizer_for
 from mtrain.corpus.writing_systems import script_fraction
 from mtrain.runtime.errors import MissingExtraError, RefusedError, UserError
 from mtrain.runtime.log import logger, progress_bar
@@ -69,11 +69,11 @@ def choose_tokenizer(
     if tokenize is None:
         tokenize = tokenizer_for(tgt_lang)
         if tokenize == "13a" and is_unsplit_by_13a(references[0]):
-            advice = "" if tgt_lang else "name the language (zh, ja, ko) with --tgt-lang, or "
+            advice = "give --tokenize char"
+            if not tgt_lang or not is_unspaced(tgt_lang):
+                advice = f"name their language (zh, ja, ko) with --tgt-lang, or {advice}"
             logger.warning(
-                "BLEU's tokenizer 13a finds no words in the script of the references; %sgive "
-                "--tokenize char",
-                advice,
+                "BLEU's tokenizer 13a finds no words in the script of the references; %s", advice
             )
     check_tokenizer(tokenize)
     return tokenize

@@ -52,10 +52,13 @@ def read_source(path: Path, references: list[list[str]]) -> list[str]:
 
 
 def warn_of_swapped(
-    sources: list[str], references: list[list[str]], directions: list[tuple[str, str]]
-) -> None:
+    sources: list[str],
+    references: list[list[str]],
+    directions: list[tuple[str, str]],
+    other_advice: str = "",
+) -> bool:
     """Warn if, for each of a model's directions, most sources look like the target language and
-    most references like the source language.
+    most references like the source language; return whether this is so.
     """
     is_swapped = all(
         any(swapped_fraction(sources, each, src, tgt) > MOST_SWAPPED for each in references)
@@ -65,10 +68,12 @@ def warn_of_swapped(
         src, tgt = directions[0]
         logger.warning(
             "most sources look like the target language (%s), most references like the source "
-            "language (%s), so the scores mean nothing; exchange the source and the reference",
+            "language (%s), so the scores mean nothing; exchange the source and the reference%s",
             tgt,
             src,
+            other_advice,
         )
+    return is_swapped and bool(directions)
 
 
 def check_same_length(name: object, lines: int, other_name: object, other_lines: int) -> None:

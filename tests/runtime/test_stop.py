@@ -61,7 +61,7 @@ def test_the_first_signal_is_the_reason() -> None:
             asked._on_signal(number, None)
         assert asked.request == (name, code)
         with pytest.raises(
-            StoppedError, match=f"stopped by {name}; run the same command"
+            StoppedError, match=f"stopped by {name}; run the same command again$"
         ) as caught:
             asked.check()
         assert caught.value.exit_code == code
@@ -116,6 +116,9 @@ def test_a_time_limit_is_counted_from_the_start(monkeypatch: pytest.MonkeyPatch)
     for now, request in ((1059.9, None), (1060.0, ("time limit", EXIT_STOPPED))):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
         assert asked.request == request
+    advice = "run the same command again, with a longer --time-limit if that happens again"
+    with pytest.raises(StoppedError, match=f"stopped by time limit; {advice}"):
+        asked.check()
 
 
 @pytest.mark.parametrize(

@@ -248,8 +248,9 @@ def test_an_exchanged_source_and_reference_is_noticed(
     directions: list[tuple[str, str]],
     warns: bool,
 ) -> None:
-    warn_of_swapped(sources, [references], directions)
+    assert warn_of_swapped(sources, [references], directions, ", or choose another tag") == warns
     assert warns == ("look like the target language (de)" in caplog.text)
+    assert warns == caplog.text.endswith("the reference, or choose another tag\n")
 
 
 @pytest.mark.parametrize(
@@ -258,6 +259,7 @@ def test_an_exchanged_source_and_reference_is_noticed(
         (CHINESE_REFERENCE, None, None, True),
         (["ひらがな だけ", "カタカナ"], None, None, True),
         (["한국어 문장"], None, None, True),
+        (CHINESE_REFERENCE, "de", None, True),
         (CHINESE_REFERENCE, "zh", None, False),
         (CHINESE_REFERENCE, None, "char", False),
         (["Das Schild zeigt 東.", "123 !?"], None, None, False),
@@ -277,7 +279,7 @@ def test_text_that_13a_does_not_cut_is_warned_of(
         choose_tokenizer(tokenize, language, [references])
     found = [message for message in caplog.messages if "--tokenize char" in message]
     assert bool(found) == warns
-    assert any("--tgt-lang" in message for message in found) == (warns and language is None)
+    assert any("--tgt-lang" in message for message in found) == (warns and language in (None, "de"))
 
 
 @pytest.mark.parametrize("tokenize", ["char", "intl", "13a"])
