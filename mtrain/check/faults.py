@@ -292,7 +292,7 @@ def _find_other_scripts(chunk: Chunk, profile: Profile, is_reported: Mask) -> Ma
         odd = ~is_reported & (count >= np.where(is_latin, MIN_FOREIGN_LATIN, MIN_LETTERS))
         odd &= 2 * count > sum(letters.values())
         for index, script in enumerate(foreign):
-            detail = f"({name} mostly {script_name(script)})"
+            detail = f"({name} texts mostly {script_name(script)})"
             ranks = -count.astype(float)
             chunk.report("script", odd & (main == index), side, ranks=ranks, detail=detail)
         is_foreign |= odd

@@ -161,7 +161,7 @@ def with_found_sets(request: Request) -> Request:
             logger.warning("%s set: not used; %s", name, advice)
     named = {"validation": valid, **tests} if valid else tests
     for name, sides in named.items():
-        logger.info("%s set: %s and %s", name, *sides)
+        logger.info("%s set: %s", name, " and ".join(dict.fromkeys(map(str, sides))))
     _warn_of_lone_sides(request, alone)
     return replace(request, valid=valid, tests=tests)
 

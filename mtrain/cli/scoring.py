@@ -42,8 +42,7 @@ def evaluate(
 
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
-    if run is not None:
-        model = [opening.argument_or_option(run, model, options.RUN)]
+    model = model if run is None else [opening.argument_or_option(run, model, options.RUN)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
     from mtrain.scoring.notes import find_faults
@@ -52,16 +51,17 @@ def evaluate(
     check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     is_given = tokenize is not None or tgt_lang is not None
+    first = (reference or [])[:1]  # its name, for errors
     if model is not None and on is not None:
         sources, references, language, tag = _read_run_set(model[0], on, output)
         tgt_lang = tgt_lang or language
         decode["tag"] = tag if decode["tag"] is None else decode["tag"]
     else:
         references = read_references(reference or [])
-        sources = read_source(source, references) if source else []
+        sources = read_source(source, references, *first) if source else []
     is_wrong = False  # whether the translations are in another language than the references
     if hypothesis is not None:
-        hypotheses = read_aligned(hypothesis, references)
+        hypotheses = read_aligned(hypothesis, references, *first)
     else:
         with opening.open_translator(model or [], device, precision, **decode) as translator:
             is_wrong = _warn_of_direction(translator.loaded, tgt_lang, sources, references)
@@ -166,15 +166,22 @@ def _check_eval_inputs(
     """Refuse options that are missing or cannot be combined, and a missing model."""
     if hypothesis is not None:
         opening.refuse_ranks()
-    if on is not None:
-        is_complete = model is not None and not any((source, reference, hypothesis))
-    else:
-        is_complete = bool(reference) and (model is None or source is not None)
-    if not is_complete or (model is None) == (hypothesis is None):
-        raise RefusedError(
-            "mtrain eval: give -m/--model with -s/--source and -r/--reference, or with --on SET; "
-            "or give --hypothesis with -r/--reference"
-        )
+    fault = ""
+    if model is None and hypothesis is None:
+        fault = "give a model (-m/--model), or a translation (--hypothesis) with -r/--reference"
+    elif model is not None and hypothesis is not None:
+        fault = "give either a model or a --hypothesis"
+    elif on is not None and model is None:
+        fault = "--on needs the model (-m/--model)"
+    elif on is not None and (source or reference):
+        fault = "--on takes source and reference from the run; leave -s/--source and -r/--reference"
+        fault += " out, or leave --on out"
+    elif on is None and model is not None and not (source and reference):
+        fault = "a model needs -s/--source and -r/--reference, or --on SET"
+    elif on is None and not reference:
+        fault = "--hypothesis needs -r/--reference"
+    if fault:
+        raise RefusedError(f"mtrain eval: {fault}")
     refuse_overwriting(output, source, hypothesis, *(reference or []))
     if output is not None:
         check_output(output)
@@ -253,8 +260,8 @@ def compare(
 
     chosen = comparing.choose_metrics(metrics)
     references = read_references(reference)
-    hypotheses = comparing.read_systems(systems, references)
-    sources = read_source(source, references) if source else []
+    hypotheses = comparing.read_systems(systems, references, reference[0])
+    sources = read_source(source, references, reference[0]) if source else []
     result = comparing.compare(
         hypotheses,
         references,

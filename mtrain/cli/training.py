@@ -180,11 +180,12 @@ def _require_target(src: Path, tgt: Path | None) -> Path:
         return tgt  # two .csv files are accepted: each may have a single column
     formats = FileCorpus.model_fields["file"].description
     text = f"give two files, source and target, aligned by line, or one table: {formats}"
-    if tgt is None and src.suffix == ".csv":
-        entry = table_entry(str(src))
-        text += f"; for a .csv, write the config yourself, with its columns, in data.train: {entry}"
+    if tgt is None and src.suffix in (".csv", ".json"):
+        entry = f"with its columns, in data.train: {table_entry(str(src))}"
+        text += f"; for a {src.suffix}, write the config yourself, {entry}"
     elif src.is_dir():
-        text += f"; {src} is a folder"
+        entry = f"data.train: [{{dataset: {src}, split: train, src: en, tgt: de}}]"
+        text += f"; {src} is a folder: if it is a dataset, write the config yourself, with {entry}"
     elif tgt is None:
         text = f"{src} is not a table in a format that mtrain reads; {text}"
     raise RefusedError(f"mtrain init: {text}")

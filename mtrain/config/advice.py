@@ -160,7 +160,7 @@ def table_entry(file: str) -> str:
     """Return an example of the entry that reads a table, with columns or languages to adapt; empty
     for the name of another file.
     """
-    if file.endswith(".csv"):
+    if file.endswith((".csv", ".json")):
         entry = "{dataset: FOLDER, split: train, src: en, tgt: de}"
         return f"{entry} (move the file to a FOLDER of its own)"
     kind = table_kind(file)

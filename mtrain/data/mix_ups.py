@@ -274,12 +274,15 @@ def _numbered_sides(
     counted = sum(last == offset is not None for last, offset in pairwise(offsets))
     if counted >= MAX_QUOTED * (len(offsets) - 1):
         yield "nearly all texts of both sides begin with line numbers; remove the numbers"
-    counts = {"sources": sum(map(bool, src)), "targets": sum(map(bool, tgt))}
-    for (name, count), (other_name, other) in permutations(counts.items()):
+    sides = {"sources": (sources, sum(map(bool, src))), "targets": (targets, sum(map(bool, tgt)))}
+    for (name, (texts, count)), (other_name, (_, other)) in permutations(sides.items()):
         if count >= most and 5 * other < most:
+            are_only = sum(map(str.isdecimal, map(str.strip, texts))) >= most
+            what = "are only a number" if are_only else "begin with a number"
+            advice = "use another file or column" if are_only else "remove the numbers"
             yield (
-                f"{count / len(sources):.0%} of the {name} begin with a number, but only "
-                f"{other / len(sources):.0%} of the {other_name}; remove the numbers"
+                f"{count / len(texts):.0%} of the {name} {what}, but only "
+                f"{other / len(texts):.0%} of the {other_name}; {advice}"
             )
 
 

@@ -123,10 +123,12 @@ def choose_metrics(names: str) -> list[str]:
     return [name for name in METRICS if name in chosen]
 
 
-def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]:
+def read_systems(
+    paths: list[Path], references: list[list[str]], name: Path | str = "the reference"
+) -> list[System]:
     """Read the translations of each system and name it by its path, relative to the deepest
-    directory that holds all files. Raises `RefusedError` for fewer than two files and for a
-    directory.
+    directory that holds all files. `name` is that of the first reference. Raises `RefusedError`
+    for fewer than two files and for a directory.
     """
     if len(paths) < 2:
         raise RefusedError("mtrain compare: needs two or more files of translations")
@@ -136,7 +138,8 @@ def read_systems(paths: list[Path], references: list[list[str]]) -> list[System]
         raise RefusedError(f"{path}: is a directory; {advice}")
     base = os.path.commonpath([path.absolute().parent for path in paths])
     return [
-        (os.path.relpath(path.absolute(), base), read_aligned(path, references)) for path in paths
+        (os.path.relpath(path.absolute(), base), read_aligned(path, references, name))
+        for path in paths
     ]
 
 

@@ -34,15 +34,18 @@ def read_aligned(
     return lines
 
 
-def read_source(path: Path, references: list[list[str]]) -> list[str]:
+def read_source(
+    path: Path, references: list[list[str]], name: Path | str = "the reference"
+) -> list[str]:
     """Read text to translate, with invalid UTF-8 replaced as in `mtrain translate`; raises
-    `UserError` unless it matches the references line for line. Warn if a reference is a copy of it.
+    `UserError` unless it matches the references line for line; `name` is that of the first one.
+    Warn if a reference is a copy of the text.
     """
     counts: Counter[str] = Counter()
     lines = list(decode_lines(scored_lines(path, counts), counts))
     warn_of_counts(counts)
     for reference in references:
-        check_same_length(path, len(lines), "the reference", len(reference))
+        check_same_length(path, len(lines), name, len(reference))
         pairs = [(src.strip(), ref.strip()) for src, ref in zip(lines, reference, strict=True)]
         filled = [pair for pair in pairs if any(pair)]
         if 2 * sum(src == ref for src, ref in filled) > len(filled):

@@ -394,6 +394,7 @@ def test_the_texts_of_a_side_are_judged_from_20_on(config: Config, kind: str, fo
             "{}",
             "100% of the sources begin with a number, but only 0% of the targets",
         ),
+        ("{row}", "{}", "100% of the sources are only a number, but only 0% of the targets"),
         ("     {row}\t{}", "{row}. {}", "nearly all texts of both sides begin with line numbers"),
         ("{half}. {}", "{half}. {}", ""),  # some other number of both sides
     ],
