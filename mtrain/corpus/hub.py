@@ -105,6 +105,7 @@ def _load_directory(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> A
 def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> Any:
     """Load a dataset from the hub; refuse files of unknown kinds and files from elsewhere."""
     from datasets import load_dataset, load_dataset_builder
+    from datasets.exceptions import DatasetNotFoundError
 
     name = corpus.dataset
     if name.startswith(("/", ".")):
@@ -116,7 +117,11 @@ def _load_from_hub(corpus: HubCorpus, root: Path, options: dict[str, Any]) -> An
             f"dataset {name}: is a reader of the library datasets, not a dataset; name a dataset "
             "of the hub or a local folder"
         )
-    builder = load_dataset_builder(name, corpus.name)
+    try:
+        builder = load_dataset_builder(name, corpus.name)
+    except (ConnectionError, DatasetNotFoundError) as error:
+        reason = f"cannot load: {first_line(error)}; there is no folder {(root / name).absolute()}"
+        raise UserError(f"dataset {name}: {reason}") from None
     for file in chain.from_iterable((builder.config.data_files or {}).values()):
         if not file.startswith("hf://"):
             raise UserError(

@@ -259,7 +259,9 @@ def _column(batch: dict[str, list[Any]], path: str, name: str) -> list[Any]:
         return batch[path]
     column, _, rest = path.partition(".")
     try:
-        values = _field(batch, column)
+        if column not in batch:  # the error names the fields of the first objects, too
+            _field({key: next(filter(None, each), None) for key, each in batch.items()}, path)
+        values = batch[column]
         return [None if value is None else _field(value, rest) for value in values]
     except LookupError as error:
         raise UserError(f"{name}: {path}: {error.args[0]}") from None

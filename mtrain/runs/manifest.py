@@ -172,6 +172,11 @@ def verify(directory: Path, *needed: str) -> list[str]:
     return list(entries)
 
 
+def lists(directory: Path, name: str) -> bool:
+    """Whether a directory's manifest lists a file; raises `UserError`."""
+    return name in _read_manifest(directory)
+
+
 def is_complete(directory: Path) -> bool:
     """Whether a directory has a readable manifest; no file is hashed."""
     try:

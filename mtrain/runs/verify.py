@@ -180,6 +180,10 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
 
 def _model(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     """Check the model of a checkpoint, its vocabulary and its settings."""
+    if run is None and not manifest.lists(path, layout.MODEL):
+        manifest.verify(path)
+        yield Finding(name, OK, f"{INTACT}: an exported model, not a checkpoint")
+        return
     manifest.verify(path, layout.MODEL, layout.CONFIG, layout.TOKENIZER)
     provenance, config = (run.provenance, run.config) if run else (None, None)
     stored = load_stored_config(path / layout.CONFIG)

@@ -421,7 +421,7 @@ class Synthesizer:
                 remaining += len(pairs)
                 sample = sample or pairs[:TIMED]
         if not remaining:
-            return f"all of {self.name} is translated in the cache; training starts with it"
+            return f"all of {self.name} is translated in the cache, so training makes it at once"
         models = ", ".join(self.entry.model)
         text = f"{remaining:,} lines of {self.name}, to be translated by {models}"
         if timed:

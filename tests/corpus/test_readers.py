@@ -667,7 +667,7 @@ def test_a_text_of_a_dataset_that_is_too_long_is_dropped_as_in_a_file(tmp_path: 
 @pytest.mark.parametrize(
     ("update", "words"),
     [
-        ({"src": "deutsch"}, "deutsch: no field deutsch; it has translation"),
+        ({"src": "deutsch"}, "no field deutsch; it has translation.de, translation.en"),
         ({"src": "translation.da"}, "translation.da: no field da; it has de, en"),
         ({"src": "translation"}, "row 1: translation is of the type dict, not text"),
         (
@@ -677,7 +677,7 @@ def test_a_text_of_a_dataset_that_is_too_long_is_dropped_as_in_a_file(tmp_path: 
         ({"split": "dev"}, "cannot load: Unknown split"),
         ({"split": "train[:0]"}, "cannot load: "),
         ({"name": "fr-en"}, "cannot load: "),  # no such subfolder
-        ({"dataset": "elsewhere/no-such-set"}, "cannot load: "),
+        ({"dataset": "elsewhere/no-such-set"}, "; there is no folder /"),
     ],
 )
 def test_errors_of_datasets_say_what_there_is(

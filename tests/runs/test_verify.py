@@ -364,3 +364,15 @@ def test_a_newest_checkpoint_that_is_gone_is_told(run: Path) -> None:
     shutil.rmtree(run / LAST)
     (found,) = [finding for finding in verify(run) if finding.what == LAST]
     assert (found.state, found.detail) == ("note", "missing: it would be trained again")
+
+
+def test_an_exported_model_is_checked_against_its_manifest(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").write_bytes(b"weights")
+    manifest.seal(tmp_path)
+    [finding] = verify(tmp_path)
+    assert finding.state == "ok"
+    assert "an exported model, not a checkpoint" in finding.detail
+    flip(tmp_path / "model.bin")
+    [finding] = verify(tmp_path)
+    assert finding.state == "damaged"
+    assert "model.bin" in finding.detail
