@@ -143,6 +143,7 @@ def collect_report(run_dir: Path, texts: list[str]) -> Report:
     try:  # a directory that cannot be read may hold it
         (run_dir / layout.CONFIG).lstat()
     except (FileNotFoundError, NotADirectoryError):
+        layout.refuse_prepared(run_dir)
         text = f"{run_dir}: not a run directory: it holds no config.yaml; give a run directory"
         raise UserError(text) from None
     if (run_dir / manifest.NAME).exists():

@@ -58,6 +58,13 @@ def require_model(path: Path) -> None:
         raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
 
 
+def refuse_prepared(path: Path) -> None:
+    """Raise `UserError` for the directory of a run whose training has not begun."""
+    is_prepared = any(os.path.lexists(path / name) for name in (LOCK, TOKENIZER))
+    if is_prepared and not any(os.path.lexists(path / name) for name in (RUN, CHECKPOINTS)):
+        raise UserError(f"{path}: nothing has been trained yet; run mtrain train")
+
+
 def refuse_run_files(path: Path) -> None:
     """Refuse to write to a path inside a sealed directory, or to one that a run uses for its own
     files and directories.

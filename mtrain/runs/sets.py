@@ -21,6 +21,7 @@ def read_run_of(model: Path) -> Run:
         return run
     if is_run or (path / layout.RUN).exists():
         raise run.errors[layout.CONFIG]
+    layout.refuse_prepared(model)
     raise UserError(
         f"{model}: belongs to no run directory, so it has no sets; give files with -s/--source and "
         "-r/--reference"

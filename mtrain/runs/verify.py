@@ -46,6 +46,7 @@ def verify(path: Path) -> Iterator[Finding]:
         return
     has_begun = any(os.path.lexists(path / name) for name in (layout.RUN, layout.CHECKPOINTS))
     if not has_begun and not os.path.lexists(path / layout.STATUS):
+        layout.refuse_prepared(path)
         raise UserError(f"{path}: not a run directory: it holds no run.json; give a run directory")
     run = reader.read_run(path)
     sizes = dict[str, int]()

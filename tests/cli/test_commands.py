@@ -156,6 +156,9 @@ def places(
     damaged.write_bytes(damaged.read_bytes()[:-1])
     found["link"] = tmp_path / "link.html"
     found["link"].symlink_to(broken / "config.yaml")
+    found["prepared"] = tmp_path / "prepared"
+    found["prepared"].mkdir()
+    shutil.copy(run_dir / "tokenizer.model", found["prepared"])
     return found
 
 
@@ -481,6 +484,9 @@ MISTAKES = [
     # runs
     ("verify {tmp}/none", 1, ["none: no such directory"]),
     ("verify {tmp}", 1, ["not a run directory"]),
+    ("verify {prepared}", 1, ["prepared: nothing has been trained yet; run mtrain train"]),
+    ("report {prepared} -o {tmp}/a.html", 1, ["prepared: nothing has been trained yet"]),
+    ("eval {prepared} --on valid", 1, ["prepared: nothing has been trained yet"]),
     # vocabulary and averages
     ("tokenizer encode -m {tmp}/none", 1, ["none", "No such file"]),
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
