@@ -125,7 +125,12 @@ class CheckedCommand(TyperCommand):
             if count > 1 and parameter.metavar in ONCE and not getattr(parameter, "multiple", True):
                 name = "/".join(parameter.opts[::-1])
                 raise RefusedError(f"{name}: given {count} times, but only one is used; give one")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            message = error.message.removeprefix("Value error, ")  # words of pydantic
+            error.message = message.removeprefix("Input ")
+            raise
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:
