@@ -270,7 +270,7 @@ def resolve(path: Path) -> Path:
 
 def _why_no_checkpoints(path: Path) -> str:
     """Return why a directory without checkpoints is refused, and what to do."""
-    if (path / layout.LOCK).exists() or (path / TOKENIZER).exists():
+    if layout.is_prepared(path):
         return NO_CHECKPOINT
     if path.name == layout.CHECKPOINTS and path.is_dir():
         return f"holds the checkpoints of a run; name one of them, or the run, {path.parent}"

@@ -58,10 +58,19 @@ def require_model(path: Path) -> None:
         raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
 
 
+def is_prepared(path: Path) -> bool:
+    """Whether a directory has a file that preparing or training a run writes."""
+    return any((path / name).exists() for name in (LOCK, TOKENIZER))
+
+
+def has_begun(path: Path) -> bool:
+    """Whether a directory has an item that the training of a run writes."""
+    return any(os.path.lexists(path / name) for name in (RUN, CHECKPOINTS))
+
+
 def refuse_prepared(path: Path) -> None:
     """Raise `UserError` for the directory of a run whose training has not begun."""
-    is_prepared = any(os.path.lexists(path / name) for name in (LOCK, TOKENIZER))
-    if is_prepared and not any(os.path.lexists(path / name) for name in (RUN, CHECKPOINTS)):
+    if is_prepared(path) and not has_begun(path):
         raise UserError(f"{path}: nothing has been trained yet; run mtrain train")
 
 

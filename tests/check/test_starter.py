@@ -247,12 +247,17 @@ def test_sets_in_the_same_folder_are_taken(
     assert list(asked.tests) == ["test_2016_flickr"]
 
 
-def test_sets_have_names_in_any_case_or_those_of_news(tmp_path: Path) -> None:
-    for name in ("train", "Valid", "TEST_a", "newstest2016", "latest"):
+def with_sets(folder: Path, *names: str) -> starter.Request:
+    """Write a training text and sets of these names; return a request with those found."""
+    for name in ("train", *names):
         for side in ("en", "de"):
-            write(tmp_path / f"{name}.{side}", ["one"])
-    sides = tmp_path / "train.en", tmp_path / "train.de"
-    asked = starter.with_found_sets(request(sides, tmp_path / "m.yaml", 0))
+            write(folder / f"{name}.{side}", ["one"])
+    sides = folder / "train.en", folder / "train.de"
+    return starter.with_found_sets(request(sides, folder / "m.yaml", 0))
+
+
+def test_sets_have_names_in_any_case_or_those_of_news(tmp_path: Path) -> None:
+    asked = with_sets(tmp_path, "Valid", "TEST_a", "newstest2016", "latest")
     assert asked.valid == (tmp_path / "Valid.en", tmp_path / "Valid.de")
     assert list(asked.tests) == ["TEST_a", "newstest2016"]
 
@@ -261,11 +266,7 @@ def test_of_several_validation_sets_the_most_usual_name_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ("newsdev2017", "val2", "dev-2010", "devtest", "tst2013", "development", "dev_test")
-    for name in ("train", *names):
-        for side in ("en", "de"):
-            write(tmp_path / f"{name}.{side}", ["one"])
-    sides = tmp_path / "train.en", tmp_path / "train.de"
-    asked = starter.with_found_sets(request(sides, tmp_path / "m.yaml", 0))
+    asked = with_sets(tmp_path, *names)
     assert asked.valid == (tmp_path / "dev-2010.en", tmp_path / "dev-2010.de")
     assert list(asked.tests) == ["devtest", "tst2013"]
     advice = "for the mean score of several sets, list them in data.valid of the config"
