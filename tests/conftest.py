@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -58,6 +59,12 @@ LEXICON = {
 # the same examples every time, however busy the machine is
 settings.register_profile("mtrain", deadline=None, derandomize=True, database=None, max_examples=60)
 settings.load_profile("mtrain")
+
+# In the background or under nohup, these signals are ignored, and programs inherit that. A handler
+# that does nothing ignores them here, but not in the programs that tests start.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
