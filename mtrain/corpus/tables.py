@@ -57,12 +57,11 @@ class Format:
 def scan_table(corpus: FileCorpus, reading: Reading) -> tuple[int, str]:
     """Return the number of rows of a table, and the hash of its content with the columns read."""
     path = reading.root / corpus.file
-    # XML declares its encoding, and Parquet has no lines
-    is_utf8 = corpus.kind not in ("tmx", "parquet")
-    lines, content = scan_file(path, reading.check_stop, is_utf8=is_utf8)
+    form = FORMATS[corpus.kind]
+    # only a table of lines is UTF-8: XML declares its encoding, and Parquet is binary
+    lines, content = scan_file(path, reading.check_stop, is_utf8=form.unit == "line")
     columns = json.dumps([corpus.src, corpus.tgt]).encode()
-    count = FORMATS[corpus.kind].count
-    rows = count(corpus, path, reading, lines) if count else lines
+    rows = form.count(corpus, path, reading, lines) if form.count else lines
     return rows, hashlib.sha256(content + columns).hexdigest()
 
 
