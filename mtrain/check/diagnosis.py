@@ -142,7 +142,7 @@ def diagnose(
             stop.check()
             diagnosis.failure = str(error)
         else:
-            diagnosis.warnings += diagnosis.forecast.warnings(config.train)
+            diagnosis.warnings += diagnosis.forecast.warnings()
     return diagnosis
 
 

@@ -83,6 +83,8 @@ class Figures:
 class Forecast:
     """Size, cost and settings of a run before its first step."""
 
+    config: Config
+    blocks: Blocks
     figures: Figures
     lines: list[str]  # for people
     machine_warnings: list[str]
@@ -94,8 +96,9 @@ class Forecast:
         """The forecast for programs."""
         return asdict(self.figures) | self.measured
 
-    def warnings(self, train: TrainConfig) -> Iterator[str]:
+    def warnings(self) -> Iterator[str]:
         """Yield warnings of likely mistakes."""
+        train = self.config.train
         steps = self.figures.max_steps
         epochs = self.figures.epochs
         rate = self.figures.peak_lr
@@ -120,12 +123,7 @@ class Forecast:
         yield from self.machine_warnings
 
     def add_time(
-        self,
-        config: Config,
-        blocks: Blocks,
-        lengths: Lengths | None,
-        steps: int,
-        check_stop: Callable[[], object],
+        self, lengths: Lengths | None, steps: int, check_stop: Callable[[], object]
     ) -> None:
         """Add the time that `steps` take, measured on a micro-batch of pairs with these lengths,
         eos included; without lengths nothing is measured.
@@ -133,7 +131,7 @@ class Forecast:
         seconds, memory, reason = None, None, ""
         if lengths is not None:
             sizes = self.figures.vocab_size, self.figures.parameters
-            measure = partial(_measure_step, config, blocks, *sizes)
+            measure = partial(_measure_step, self.config, self.blocks, *sizes)
             try:  # in another process, which may be killed for lack of memory
                 [(seconds, memory)] = map_tasks(
                     measure, [lengths], 1, WORKER_DIED, check_stop=check_stop
@@ -269,7 +267,7 @@ def make_forecast(
     if ranks.size > 1:
         sizes = ", ".join(str(len(blocks.of(rank))) for rank in range(ranks.size))
         lines.append(f"micro-batches of a step by process: {sizes}")
-    return Forecast(figures, lines, list(filter(None, found)), seconds)
+    return Forecast(config, blocks, figures, lines, list(filter(None, found)), seconds)
 
 
 def _epochs(count: float) -> str:
@@ -373,8 +371,7 @@ def forecast_from_sample(
         config, Ranks(), blocks, vocab_size, vocabulary_bytes, micro_batches, tokens
     )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
-    steps = config.train.max_steps
-    result.add_time(config, blocks, largest if timed else None, steps, check_stop)
+    result.add_time(largest if timed else None, config.train.max_steps, check_stop)
     return result
 
 

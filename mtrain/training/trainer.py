@@ -154,13 +154,13 @@ class Trainer:
             ]
             remaining = self.config.train.max_steps - step
             sizes = np.concatenate(lengths) + 1
-            forecast.add_time(self.config, self.blocks, sizes, remaining, self.stop.check)
+            forecast.add_time(sizes, remaining, self.stop.check)
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
             for warning in warnings_of(self.prepared, self.config):
                 logger.warning("%s", warning)
-        for warning in forecast.warnings(self.config.train):
+        for warning in forecast.warnings():
             logger.warning("%s", warning)
         return forecast.numbers
 

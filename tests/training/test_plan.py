@@ -197,7 +197,7 @@ def test_likely_mistakes_are_warned_of(
     for keys, expected in ((settings, True), ({"max_steps": 4000}, False)):
         config = load(tiny_config, **{f"train.{key}": each for key, each in keys.items()})
         found = make_forecast(config, Ranks(), Blocks(1), 320, 500, micro_batches=40, tokens=200.0)
-        warnings = "\n".join(found.warnings(config.train))
+        warnings = "\n".join(found.warnings())
         assert bool(re.search(message, warnings)) == expected
         assert found.numbers["peak_step"] <= config.train.max_steps
         assert bool(warnings) == expected
@@ -244,7 +244,7 @@ def test_a_measured_time_replaces_the_estimate(
     for seconds, expected in ((1.0, 0), (2e5, 1)):  # of each of 8 steps
         monkeypatch.setattr(plan, "map_tasks", lambda *_, s=seconds, **options: [(s, None)])
         found = forecast_from_sample(config, 320, 1000, LENGTHS, 1000.0)
-        warnings = list(found.warnings(config.train))
+        warnings = list(found.warnings())
         assert len(warnings) == expected
         assert all("take about 19 days on this machine" in text for text in warnings)
 
