@@ -153,13 +153,6 @@ def grouped(weights: Weights, max_values: float) -> list[Weights]:
     return groups
 
 
-@torch.no_grad()
-def copy_all(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copy the values of the second tensor of each pair into the first."""
-    targets, values = zip(*pairs, strict=True)
-    torch._foreach_copy_(targets, values)
-
-
 def norm_of(tensors: list[Tensor]) -> Tensor:
     """Return the norm of the values of all tensors together."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
@@ -198,8 +191,8 @@ class Optimizer:
         self.losses, self.grads = self.sums.losses, self.sums.grads
         max_values = GROUP_VALUES if self.losses.device.type == "cpu" else math.inf
         copied = {name: w for name, w in self.weights.items() if w.dtype != named[name].dtype}
-        self._copies: list[list[tuple[Tensor, Tensor]]] = [
-            [(named[name], master) for name, master in group.items()]
+        self._copies = [  # the parameters of a group, and their masters
+            ([named[name].detach() for name in group], list(group.values()))
             for group in grouped(copied, max_values)
         ]
         grads = dict(zip(self.weights, self.grads, strict=True))
@@ -231,7 +224,7 @@ class Optimizer:
 
     def copy_to_model(self) -> None:
         """Copy the masters into the model's parameters, where these are of another type."""
-        self.run_in_pool(copy_all, self._copies)
+        self.run_in_pool(lambda copy: torch._foreach_copy_(*copy), self._copies)
 
     def run_in_pool(
         self, function: Callable[[Item], Result], items: Sequence[Item]
