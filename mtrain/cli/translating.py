@@ -56,18 +56,19 @@ def translate(
     model, texts = opening.run_and_texts(words, model)
     input_ = _input_of(texts, input_)
     _check_paths(model, output, alignments, input_, target_prefix)
-    if is_interactive := _is_interactive(input_):
+    is_typed = input_ == "-" and sys.stdin.isatty()  # by a person
+    line_buffered |= is_typed
+    if is_interactive := is_typed and log.is_on_terminal():  # who sees messages
         log.logger.info("loading %s", ", ".join(map(str, model)))
     from mtrain.translation import streams
 
     with opening.open_translator(model, device, precision, n_best=n_best, **decode) as translator:
         if not translator.ranks.is_rank_0:
             input_, output, alignments = os.devnull, os.devnull, alignments and os.devnull
-        is_line_buffered = line_buffered or (input_ == "-" and sys.stdin.isatty())
         names = filter(None, [output, alignments])
         with (
             reading(input_) as source,
-            opened(*names, is_direct=is_line_buffered, keeps_lines=True) as (sink, *links),
+            opened(*names, is_direct=line_buffered, keeps_lines=True) as (sink, *links),
         ):
             if is_interactive and translator.ranks.is_rank_0:
                 source = _prompting(source, translator, model)
@@ -80,13 +81,8 @@ def translate(
                 scores=scores,
                 prefixes=target_prefix,
                 alignments=links[0] if links else None,
-                line_buffered=is_line_buffered,
+                line_buffered=line_buffered,
             )
-
-
-def _is_interactive(input_: str) -> bool:
-    """Whether a person types the text, and sees messages."""
-    return input_ == "-" and sys.stdin.isatty() and log.is_on_terminal()
 
 
 def _prompting(
