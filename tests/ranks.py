@@ -15,6 +15,11 @@ from typing import Any
 import torch
 
 from mtrain.cli import app as cli
+from mtrain.config.schema import Config
+from mtrain.data.prepare import Preparation
+from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.stop import Stop
+from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 Hook = Callable[[], None]
@@ -26,6 +31,12 @@ class Done:
 
     codes: list[int]
     told: list[str]
+
+
+def trainer_of(config: Config, run: Path) -> Trainer:
+    """Return the trainer of a new run on this process alone."""
+    prepared = Preparation(config, Stop()).prepared
+    return Trainer(Session(config, prepared, RunDirectory(run), Stop()))
 
 
 def free_port() -> int:

@@ -40,11 +40,6 @@ from mtrain.runtime.stop import Stop
 
 
 @pytest.fixture
-def config(tiny_config: TinyConfig) -> Config:
-    return load_config(tiny_config())
-
-
-@pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     log.logger.propagate = True
     caplog.set_level(logging.INFO, "mtrain")

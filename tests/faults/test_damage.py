@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import status
+from conftest import pipe, status
 from processes import Done
 from safetensors.torch import load_file, save_file
 
@@ -178,11 +178,6 @@ def type_of_weights(dtype: str, size: int) -> Deed:
 def link_to(target: str, path: Path) -> None:
     path.unlink()
     path.symlink_to(target)
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 def writes(data: bytes) -> Deed:

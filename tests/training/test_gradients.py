@@ -20,12 +20,11 @@ import torch
 from conftest import differences, write_config
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import trainer_of
 from torch import Tensor
 
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, SpecialIds, collate
-from mtrain.data.prepare import Preparation
-from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import has_fast_bf16
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
@@ -39,8 +38,6 @@ from mtrain.training.gradients import (
     max_sums,
     slices_of,
 )
-from mtrain.training.resume import Session
-from mtrain.training.trainer import Trainer
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 needs_bf16 = pytest.mark.skipif(
@@ -364,8 +361,7 @@ def test_slices_are_one_batch(
     for tokens in (1024, 16, 1):
         monkeypatch.setattr(gradients, "SLICE_TOKENS", tokens)
         plain = load_config(config, ["model.dropout=0.0", "train.threads=2"])
-        run = RunDirectory(tmp_path / str(tokens))
-        trainer = Trainer(Session(plain, Preparation(plain, Stop()).prepared, run, Stop()))
+        trainer = trainer_of(plain, tmp_path / str(tokens))
         trainer._sum_own_gradients(trainer.batches.plan(0, 0)[:3], 1)
         assert len(trainer.learner.gradients.sums) == {1024: 3, 16: 7, 1: 7}[tokens]
         found.append(trainer.optimizer.sums.buffer.clone())
@@ -378,9 +374,7 @@ def test_slices_are_one_batch(
 def test_each_slice_has_randomness_of_its_own(config: Path, tmp_path: Path) -> None:
     """It follows the seed alone, whichever thread draws it and whatever torch has drawn."""
     plain = load_config(config, ["model.dropout=0.5", "train.threads=2"])
-    trainer = Trainer(
-        Session(plain, Preparation(plain, Stop()).prepared, RunDirectory(tmp_path / "run"), Stop())
-    )
+    trainer = trainer_of(plain, tmp_path / "run")
     pairs = trainer.batches.read(trainer.batches.plan(0, 0)[0])
     sums = [Sums(trainer.optimizer.grads, 2) for _ in range(4)]
     state = torch.get_rng_state()

@@ -13,16 +13,13 @@ import torch
 from conftest import TinyConfig, needs_cuda
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import trainer_of
 from torch import Tensor
 
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, SpecialIds, collate
-from mtrain.data.prepare import Preparation
-from mtrain.runs.directory import RunDirectory
-from mtrain.runtime.stop import Stop
 from mtrain.training import graphs
 from mtrain.training.graphs import CudaGraphs, graph_width
-from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
@@ -103,8 +100,7 @@ def trainer(tiny_config: TinyConfig, tmp_path: Path, request: pytest.FixtureRequ
     """A trainer in fp32, without dropout; on the CPU unless a test names another device."""
     overrides: dict[str, Any] = {"model.dropout": 0.0, "train.precision": "fp32"}
     config = load_config(tiny_config(**overrides, **getattr(request, "param", {})))
-    run = RunDirectory(tmp_path / "run")
-    return Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
+    return trainer_of(config, tmp_path / "run")
 
 
 def taken(trainer: Trainer) -> list[Tensor]:

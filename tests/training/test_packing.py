@@ -8,19 +8,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import write_both_ways, write_config
+from ranks import trainer_of
 from torch import Tensor
 
 from mtrain.config.loading import load_config
-from mtrain.data.prepare import Preparation
 from mtrain.model.transformer import Transformer
-from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.distributed import Ranks
-from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, learner
 from mtrain.training.gradients import Blocks
 from mtrain.training.graphs import add_rows
 from mtrain.training.learner import Learner, MachineSettings
-from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
 LEARNED = "model.positions=learned model.norm=pre"
@@ -49,9 +46,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(config: Path, run: Path, *overrides: str) -> Trainer:
-    settings = load_config(config, [f"run_dir={run}", *overrides])
-    prepared = Preparation(settings, Stop()).prepared
-    return Trainer(Session(settings, prepared, RunDirectory(run), Stop()))
+    return trainer_of(load_config(config, [f"run_dir={run}", *overrides]), run)
 
 
 def start_both(config: Path, directory: Path, *overrides: str) -> list[Trainer]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TinyConfig
+from ranks import trainer_of
 from torch import Tensor
 
 from mtrain.config.loading import load_config
@@ -152,9 +153,7 @@ def test_each_setting_of_learning_reaches_the_step(tiny_config: TinyConfig, tmp_
 
 def test_what_is_not_finite_ends_the_run(tiny_config: TinyConfig, tmp_path: Path) -> None:
     """Also where the loss is finite: a gradient, or a weight that would be saved."""
-    config = load_config(tiny_config())
-    run = RunDirectory(tmp_path / "run")
-    trainer = Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
+    trainer = trainer_of(load_config(tiny_config()), tmp_path / "run")
     stream = trainer.micro_batches()
     trainer.take_step(stream)
     trainer._check_finite()
@@ -169,9 +168,7 @@ def test_what_is_not_finite_ends_the_run(tiny_config: TinyConfig, tmp_path: Path
 
 
 def test_the_first_step_blames_no_learning_rate(tiny_config: TinyConfig, tmp_path: Path) -> None:
-    config = load_config(tiny_config())
-    run = RunDirectory(tmp_path / "run")
-    trainer = Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
+    trainer = trainer_of(load_config(tiny_config()), tmp_path / "run")
     trainer.optimizer.update = lambda *_: torch.tensor(math.nan)  # type: ignore[method-assign]
     trainer.take_step(trainer.micro_batches())
     with pytest.raises(UserError, match=r"step 1 .*; check train\.init_from and model\.dropout"):
