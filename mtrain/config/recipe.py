@@ -28,30 +28,23 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     """
     pieces = 8000 if size.pairs < 300_000 else 16_000
     dropout = 0.3 if size.pairs < 1_000_000 else 0.1
-    norm = "pre"
-    optimizer = "muon"
-    schedule = "linear"
-    peak_lr = 0.008
+    optimizer, schedule, peak_lr = "muon", "linear", 0.008
+    warmup_steps = 500
     if size.pairs <= 50_000:
         origin = "configs/small.yaml with half of its d_ff (tried on 29,000 pairs)"
-        model = _model(256, 4, 512, 3, dropout)
+        model = _model(256, 4, 512, 3, dropout, "pre")
         step_tokens = 4096
-        warmup_steps = 500
         max_steps = min(4000, max(500, _steps(size, step_tokens)))
     elif size.pairs <= 1_000_000 or not has_gpu:
         origin = "configs/small.yaml (tried on 110,000 pairs)"
-        model = _model(256, 4, 1024, 3, dropout)
+        model = _model(256, 4, 1024, 3, dropout, "pre")
         step_tokens = 16_384 if has_gpu else 4096
-        warmup_steps = 500
         max_steps = min(50_000, max(1000, _steps(size, step_tokens)))
     else:
         origin = "configs/transformer-base-wmt14-en-de.yaml (the paper's, for 4.5 million pairs)"
         pieces = 32_000
-        model = _model(512, 8, 2048, 6, dropout)
-        norm = "post"
-        optimizer = "adam"
-        schedule = "noam"
-        peak_lr = 7.0e-4
+        model = _model(512, 8, 2048, 6, dropout, "post")
+        optimizer, schedule, peak_lr = "adam", "noam", 7.0e-4
         step_tokens = 25_000
         warmup_steps = 4000
         max_steps = 100_000
@@ -63,7 +56,7 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     save_every = max(10, max_steps // 40 // 10 * 10)
     return origin, {
         "tokenizer": {"vocab_size": _vocab_size(pieces, size)},
-        "model": {**model, "norm": norm},
+        "model": model,
         "train": {
             "device": "auto",
             "threads": "auto",
@@ -83,7 +76,9 @@ def recipe_for(size: Size, *, has_gpu: bool) -> tuple[str, dict[str, dict[str, A
     }
 
 
-def _model(d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float) -> dict[str, Any]:
+def _model(
+    d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float, norm: str
+) -> dict[str, Any]:
     """Return the settings of a model with as many encoder as decoder layers."""
     return {
         "d_model": d_model,
@@ -92,6 +87,7 @@ def _model(d_model: int, num_heads: int, d_ff: int, layers: int, dropout: float)
         "num_encoder_layers": layers,
         "num_decoder_layers": layers,
         "dropout": dropout,
+        "norm": norm,
     }
 
 
