@@ -36,13 +36,10 @@ class Chunk:
 
     @staticmethod
     def of(findings: Findings, rows: Sequence[TextRow], characters: Characters) -> "Chunk":
-        """Make a chunk of rows; find their words and letters."""
-        sources, targets = [src for _, src, _ in rows], [tgt for _, _, tgt in rows]
-        src_words, src_letters = characters.read(sources)
-        tgt_words, tgt_letters = characters.read(targets)
-        numbers = [number for number, _, _ in rows]
-        letters = (src_letters, tgt_letters)
-        return Chunk(findings, numbers, (sources, targets), (src_words, tgt_words), letters)
+        """Make a chunk of rows, at least one; find their words and letters."""
+        numbers, *texts = zip(*rows, strict=True)
+        words, letters = zip(*map(characters.read, texts), strict=True)
+        return Chunk(findings, numbers, (texts[0], texts[1]), words, letters)
 
     @staticmethod
     def join(findings: Findings, parts: Sequence["Chunk"]) -> "Chunk":
