@@ -150,12 +150,11 @@ class Learner:
         model = build(shape, self.device, rates, compiled=self.machine.compile).to(self.device)
         set_compute_dtype(model, compute_dtype(self.machine.precision, self.device, training=True))
         self.model = model.train()
-        betas = config.train.adam_betas
-        eps = config.train.adam_eps
-        decay = config.train.ema_decay
-        muon = self.model.hidden_matrices if config.train.optimizer == "muon" else {}
-        num_losses = 2 if config.train.consistency is None else 3
-        self.optimizer = Optimizer(self.model, (betas[0], betas[1]), eps, muon, num_losses, pool)
+        train, decay = config.train, config.train.ema_decay
+        muon = self.model.hidden_matrices if train.optimizer == "muon" else {}
+        num_losses = 2 if train.consistency is None else 3
+        betas, eps = train.adam_betas, train.adam_eps
+        self.optimizer = Optimizer(self.model, betas, eps, muon, num_losses, pool)
         self.average = MovingAverage(self.optimizer.weights, decay) if decay else None
         self.compiled_hidden: Callable[..., Tensor] | None = None  # of `model`, on any device
         self.graphs: CudaGraphs | None = None  # on CUDA, unless the whole model is compiled

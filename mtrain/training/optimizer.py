@@ -37,7 +37,7 @@ class Adam:
     """Adam (section 5.3 of the paper) over fp32 weights; `moments` maps names to its state."""
 
     def __init__(
-        self, weights: Weights, grads: list[Tensor], betas: tuple[float, float], eps: float
+        self, weights: Weights, grads: list[Tensor], betas: Sequence[float], eps: float
     ) -> None:
         self.weights = list(weights.values())
         self.grads = grads
@@ -173,7 +173,7 @@ class Optimizer:
     def __init__(
         self,
         model: nn.Module,
-        betas: tuple[float, float],
+        betas: Sequence[float],
         eps: float,
         muon: dict[str, int],
         num_losses: int = 2,
