@@ -229,7 +229,7 @@ class Training:
         src, tgt, started = self.src, self.tgt, time.perf_counter()
         for _ in range(steps):
             self.trainer.take_step(self.stream)
-        synchronize(self.trainer.device)
+        synchronize(self.trainer.learner.device)
         seconds = time.perf_counter() - started
         src, tgt = self.src - src, self.tgt - tgt
         return tgt / seconds, 3 * operations(self.trainer.learner.model.shape, src, tgt) / seconds
@@ -268,7 +268,7 @@ def measure_sizes(args: argparse.Namespace) -> Iterator[Row]:
         weights = {name: weight.clone() for name, weight in trainer.learner.weights.items()}
         random_model = trainer.checkpoints.snapshot(weights)
         training = Training(trainer, f"training {size}, {args.max_tokens:,} padded tokens")
-        device, dtype = trainer.device, trainer.learner.model.dtype
+        device, dtype = trainer.learner.device, trainer.learner.model.dtype
         row, limit = around(device, dtype, partial(training.measure, args.steps, args.turns))
         yield replace(row, limit=limit, peak_megabytes=peak_memory(device))
         if args.busy:

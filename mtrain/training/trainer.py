@@ -61,7 +61,6 @@ class Trainer:
         self.blocks = session.blocks
         self.learner = Learner(config, tokenizer.vocab_size, self.ids, self.ranks, self.blocks)
         self.optimizer = self.learner.optimizer
-        self.device = self.learner.device
         sums = self.optimizer.sums.buffer
         self.spare = sums.new_empty(sums.shape if self.ranks.size > 1 else 0)  # received sums
         self.checkpoints = Checkpoints(session, self.learner)
@@ -252,7 +251,7 @@ class Trainer:
         is_saved = train.is_scheduled(step) or self.request is not None
         is_recorded = step % train.log_every == 0
         # rarely on a GPU, because this waits for it
-        if self.device.type != "cuda" or is_saved or is_recorded:
+        if self.learner.device.type != "cuda" or is_saved or is_recorded:
             self._check_finite()
         if is_recorded:
             self._record(norm, rate, bar)
