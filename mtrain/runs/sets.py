@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mtrain.corpus.readers import ScoredText, read_scored_text, reading_of
-from mtrain.runs import layout, verify
+from mtrain.runs import layout, manifest, verify
 from mtrain.runs.reader import Run, read_run
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
@@ -21,7 +21,8 @@ def read_run_of(model: Path) -> Run:
         return run
     if is_run or (path / layout.RUN).exists():
         raise run.errors[layout.CONFIG]
-    layout.refuse_prepared(model)
+    if not (model / manifest.NAME).exists():  # a lone checkpoint has a vocabulary, too
+        layout.refuse_prepared(model)
     raise UserError(
         f"{model}: belongs to no run directory, so it has no sets; give files with -s/--source and "
         "-r/--reference"

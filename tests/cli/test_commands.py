@@ -156,6 +156,7 @@ def places(
     damaged.write_bytes(damaged.read_bytes()[:-1])
     found["link"] = tmp_path / "link.html"
     found["link"].symlink_to(broken / "config.yaml")
+    found["alone"] = shutil.copytree(checkpoint.resolve(run_dir), tmp_path / "alone")
     found["prepared"] = tmp_path / "prepared"
     found["prepared"].mkdir()
     shutil.copy(run_dir / "tokenizer.model", found["prepared"])
@@ -462,6 +463,7 @@ MISTAKES = [
         1,
         ["data: belongs to no run directory", "-s/--source and -r"],
     ),
+    ("eval -m {alone} --on valid", 1, ["alone: belongs to no run directory", "give files with -s"]),
     ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis cannot be combined with"]),
     ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis cannot be combined with"]),
     ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["cannot be combined with -o, --device"]),
