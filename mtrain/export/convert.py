@@ -90,6 +90,8 @@ def _read_sample(config: Config, sample: Path | None) -> dict[int, str]:
         numbered = ((number, line) for number, line in enumerate(sources, 1) if not is_blank(line))
         lines = dict(islice(numbered, MAX_LINES))
     except UserError as error:
+        if sample is not None:
+            raise
         raise UserError(f"{error}; or give other lines with --sample FILE") from None
     if not lines:
         raise UserError(f"{name}: no lines to translate; give other lines with --sample FILE")

@@ -331,3 +331,11 @@ def test_without_lines_to_compare_on_a_sample_can_be_named(
         config = config.model_copy(update={"data": data})
     with pytest.raises(UserError, match=message):
         write(replace(loaded_model, config=config), tmp_path / "served", sample=sample)
+
+
+def test_a_missing_sample_is_refused_without_advice_to_give_one(
+    loaded_model: LoadedModel, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"gone: cannot read") as refused:
+        write(loaded_model, tmp_path / "served", sample=tmp_path / "gone")
+    assert "--sample" not in str(refused.value)
