@@ -484,7 +484,7 @@ MISTAKES = [
     ("compare {src} {ref} -r {ref} --tokenize moses", 2, ["moses", "13a"]),
     ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
     # runs
-    ("verify {tmp}/none", 1, ["none: no such directory"]),
+    ("verify {tmp}/none", 1, ["none: no such directory; give a run or checkpoint directory"]),
     ("verify {tmp}", 1, ["not a run directory"]),
     ("verify {prepared}", 1, ["prepared: nothing has been trained yet; run mtrain train"]),
     ("report {prepared} -o {tmp}/a.html", 1, ["prepared: nothing has been trained yet"]),
