@@ -128,9 +128,21 @@ class CheckedCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            message = error.message.removeprefix("Value error, ")  # words of pydantic
-            error.message = message.removeprefix("Input ")
+            error.message = _reworded(error)
             raise
+
+
+def _reworded(error: typer.BadParameter) -> str:
+    """Return the message of an error without pydantic's words, and with the value."""
+    from pydantic import ValidationError  # not needed by --help
+
+    message = error.message.removeprefix("Value error, ").removeprefix("Input ")
+    cause = error.__cause__
+    # messages of Typer and of this module name the value themselves
+    if not error.message.startswith("Input ") or not isinstance(cause, ValidationError):
+        return message
+    given = printable(str(cause.errors()[0]["input"]))
+    return f"{message.partition(', unable to parse')[0]}, got {given!r}"
 
 
 def _without_types(parameters: list[Any]) -> list[Any]:

@@ -521,7 +521,8 @@ MISTAKES = [
     # options that do not fit
     ("translate -m {run} --sample --temperature 0", 2, ["temperature"]),
     ("translate -m {run} --top-k 3", 2, ["--top-k: needs --sample"]),
-    ("translate -m {run} --top-k x", 2, ["'--top-k': should be a valid integer"]),
+    ("translate -m {run} --top-k x", 2, ["'--top-k': should be a valid integer, got 'x'"]),
+    ("translate -m {run} --top-k -1", 2, ["should be greater than or equal to 0, got '-1'"]),
     ("translate -m {run} --precision fp16", 2, ["'--precision': 'fp16' is not one of 'auto'"]),
     ("translate -m {run} --sample --beam-size 3", 2, ["--beam-size: cannot be combined with"]),
     ("translate -m {run} --sample --seed -1", 2, ["--seed"]),
