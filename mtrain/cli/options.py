@@ -88,7 +88,9 @@ def choice(text: str, **more: Any) -> Any:
 
 
 def as_setting(text: str) -> str:
-    """Refuse a `--set` without `=`: its value would be the next argument."""
+    """Refuse an empty `--set`, and one without `=`: its value would be the next argument."""
+    if not text:
+        raise typer.BadParameter("an empty setting; is a variable of the shell not set?")
     if "=" not in text:
         raise typer.BadParameter(f"{printable(text)}: write {printable(text)}=VALUE")
     return text

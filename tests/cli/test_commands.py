@@ -339,6 +339,7 @@ MISTAKES = [
     ("train --frobnicate", 2, ["--frobnicate"]),
     ("train {config} -c {config}", 2, ["-c/--config: only one path can be given, not "]),
     ("train -c {config} -c b.yaml", 2, ["-c/--config: only one path can be given, not "]),
+    ("train {config} --set=", 2, ["an empty setting; is a variable of the shell not set?"]),
     ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
     ("train {config} --max-steps 10", 2, ["--max-steps: is a setting", "--set train.max_steps="]),
     (
