@@ -258,6 +258,8 @@ SEARCH: dict[str, tuple[Any, Any]] = {
         ),
     ),
     "no_repeat_ngram": (int, search("N", "Never repeat an n-gram of N tokens; 0: off.", min=0)),
+    "max_len_a": (float, search("A", "Longest translation: A x source length + B tokens.", min=0)),
+    "max_len_b": (int, search("B", "Constant part B of the longest translation.", min=0)),
     "batch_tokens": (int, search("N", "Largest batch: padded source tokens x beam size.", min=1)),
     "tag": (str, value("TEXT", "Tag to put before each source; the model must know it.")),
     "mbr": (

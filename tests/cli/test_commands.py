@@ -50,7 +50,7 @@ from mtrain.translation.scorer import Scorer
 
 # Every command with its options, pinned so that they grow on purpose.
 DECODE = "--beam-size --length-penalty --length-norm --no-repeat-ngram --batch-tokens --sample "
-DECODE += "--temperature --top-k --top-p --seed --mbr --tag"
+DECODE += "--temperature --top-k --top-p --seed --mbr --tag --max-len-a --max-len-b"
 MODEL = "-m --model --device --precision"
 OUT = "-o --output"
 OPTIONS = {
@@ -708,6 +708,14 @@ def test_translate_answers_each_line_on_stdout_alone(command: Command, run_dir: 
     scored = command("translate", "-m", run_dir, "--scores", stdin=text).out.split("\n")
     assert [line.partition("\t")[2] for line in scored] == [*answers, ""]
     assert all(float(line.partition("\t")[0]) <= 0 for line in scored[:-1])
+
+
+def test_the_longest_translation_is_an_option(command: Command, run_dir: Path) -> None:
+    """With room for nothing but eos, a translation is empty."""
+    limit = "--max-len-a", "0", "--max-len-b"
+    line = "bavo celu lapo"
+    assert command("translate", "-m", run_dir, *limit, "0", line).out == "\n"
+    assert command("translate", "-m", run_dir, *limit, "20", line).out.strip()
 
 
 def test_translate_reads_and_writes_files(
