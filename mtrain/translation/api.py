@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -45,30 +45,34 @@ class Model:
         mbr: int | None = None,
         tag: str | None = None,
         seed: int | None = None,
+        target_prefix: str | Iterable[str] | None = None,
         **search: Any,
     ) -> str | list[str] | list[Translation] | list[list[Translation]]:
         """Translate one line or several. With `n_best`, return up to this number of hypotheses for
         each line; with `mbr`, choose from this number of hypotheses by minimum Bayes risk. `tag` is
         put before each line. With `sample=True`, draw translations with `seed` (default: that of
-        the run).
+        the run). Translations begin with `target_prefix`: one text for a line, or one for each of
+        several lines.
 
         `search` overrides settings of the run's `decode` section, such as `beam_size` or
         `length_penalty`. Raises `UserError`.
         """
         if unknown := sorted(search.keys() - DecodeConfig.model_fields):
-            known = ", ".join(["n_best", "mbr", "tag", "seed", *DecodeConfig.model_fields])
+            own = ["n_best", "mbr", "tag", "seed", "target_prefix"]
+            known = ", ".join([*own, *DecodeConfig.model_fields])
             raise RefusedError(f"{unknown[0]}: unknown option; choose one of {known}")
         search = {k: v.item() if isinstance(v, np.generic) else v for k, v in search.items()}
         decode = override_decode(self.loaded.decode, **search)
         given = {**search, "n_best": n_best, "mbr": mbr, "seed": seed}
         check_options(decode, given, lambda name: "sample=True" if name == "sample" else name)
         lines = [text] if isinstance(text, str) else _as_lines(text, "text")
+        prefixes = None if target_prefix is None else _as_prefixes(target_prefix, text, lines)
         loaded = replace(self.loaded.tagged(tag), decode=decode)
         with self._own_precision():
             # reuse the decoder: packing its matrices takes time
             loaded.decoder = self.loaded.decoder
             translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
-            found, cut = translator.translate(lines, scored=n_best is not None)
+            found, cut = translator.translate(lines, prefixes=prefixes, scored=n_best is not None)
         _warn_of_cut(cut, loaded.max_source_length, "text")
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
@@ -132,6 +136,18 @@ def _as_lines(lines: Iterable[str], name: str) -> list[str]:
     for index, line in enumerate(result):
         _check_line(line, f"{name}[{index}]")
     return result
+
+
+def _as_prefixes(given: object, text: object, lines: list[str]) -> list[str]:
+    """Return a prefix for each line; raises `RefusedError` if their numbers or types differ."""
+    if isinstance(text, str):
+        _check_line(given, "target_prefix")
+        return [str(given)]
+    prefixes = _as_lines(cast(Iterable[str], given), "target_prefix")
+    if len(prefixes) != len(lines):
+        numbers = f"{len(prefixes)} given for {len(lines)} lines"
+        raise RefusedError(f"target_prefix: {numbers}; give one for each line")
+    return prefixes
 
 
 def _check_line(line: object, name: str) -> None:

@@ -45,8 +45,14 @@ from mtrain.translation.translator import check_options
         ({"beam_size": 0}, "^beam_size 0: should be greater than or equal to 1$"),
         ({"beam_size": "x"}, "^beam_size 'x': should be a valid integer"),
         ({"beam_size": 2.5, "n_best": 2}, "^beam_size 2.5: "),
-        ({"nbest": 2}, "nbest: unknown option; choose one of n_best, mbr, tag, seed, beam_size, "),
+        (
+            {"nbest": 2},
+            "nbest: unknown option; choose one of n_best, mbr, tag, seed, target_prefix,",
+        ),
         ({"tag": 5}, "tag 5: the model does not know this tag"),
+        ({"target_prefix": "a"}, "target_prefix: expected a list of lines, not str"),
+        ({"target_prefix": ["a", "b"]}, "target_prefix: 2 given for 1 lines; give one for each"),
+        ({"target_prefix": [None]}, r"target_prefix\[0\]: expected a line, not NoneType"),
     ],
 )
 def test_wrong_options_are_user_errors(
@@ -62,6 +68,16 @@ def test_a_run_that_samples_takes_no_option_of_the_search() -> None:
     with pytest.raises(mtrain.UserError, match=r"^beam_size: .* with decode\.sample of this run; "):
         check_options(decode, given, str)
     check_options(decode, {**given, "beam_size": None, "top_k": 3}, str)
+
+
+def test_translations_begin_with_their_prefixes(loaded_model: LoadedModel) -> None:
+    model = Model(loaded_model)
+    first, second = model.translate(["bavo celu", "lapo"], target_prefix=["lapo bavo", ""])
+    assert first.startswith("lapo bavo")
+    assert second == model.translate("lapo")
+    assert first == model.translate("bavo celu", target_prefix="lapo bavo")
+    with pytest.raises(mtrain.UserError, match="target_prefix: expected a line, not list"):
+        model.translate("bavo", target_prefix=["lapo"])
 
 
 def test_numbers_of_numpy_are_numbers(loaded_model: LoadedModel) -> None:
