@@ -62,7 +62,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "lost": (WARNING, "question marks in place of letters"),
     "mojibake": (WARNING, "mojibake: text read in a wrong encoding"),
     "escaped": (WARNING, "escapes in place of characters, such as \\u00fc, =C3=BC or \\n"),
-    "accents": (WARNING, "accents lost"),
+    "accents": (WARNING, "accents lost, or read in a wrong encoding"),
     "spacing": (WARNING, "words run together, or letters apart"),
     "divided": (WARNING, "words divided by a hyphen, as at the end of a line"),
     "loop": (WARNING, "a word or phrase again and again"),

@@ -16,7 +16,7 @@ from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
 from mtrain.config.schema import DataConfig
-from mtrain.corpus.accents import lost_accents
+from mtrain.corpus.accents import lost_accents, misread_texts
 from mtrain.corpus.additions import additions
 from mtrain.corpus.language_identification import (
     ThirdLanguage,
@@ -319,7 +319,7 @@ def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
 
 def report_whole_text(rows: Chunk, data: DataConfig) -> None:
     """Report faults of a whole corpus: mix-ups, except for those that are found line by line; lost
-    accents; texts that are cut off; text that was added.
+    or misread accents; texts that are cut off; text that was added.
     """
     languages = rows.findings.languages
     for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts, rows.numbers):
@@ -330,6 +330,17 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
         if fraction >= MIN_LOST_ACCENTS:
             text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
             rows.findings.add_message("accents", text)
+        if misread := misread_texts(rows.texts[side], languages[side]):
+            fraction = len(misread.indices) / len(rows)
+            edge = len(misread.indices) // 20
+            first, last = (rows.numbers[misread.indices[at]] for at in (edge, -1 - edge))
+            rows.findings.add_message(
+                "accents",
+                f"about {fraction:.0%} of the {name}, nearly all of them from "
+                f"{rows.findings.name_row(first, side)} to {last}, have letters such as "
+                f"{misread.letter} for {misread.right}: they were read as Windows-1252 or Latin-1; "
+                f"convert the original file from {misread.page}",
+            )
         if text := _cut_at_a_length(rows.texts[side], name) or _unfinished(rows, side):
             rows.findings.add_message("cut", text)
         found = additions(rows.texts[side], rows.texts[1 - side])

@@ -1,4 +1,5 @@
-"""Find texts that lost their accents, such as "fur", "fuer" or "fr" for German "für".
+"""Find texts that lost their accents, such as "fur", "fuer" or "fr" for German "für", or have other
+letters, because they were read in a wrong code page, such as "deðil" for Turkish "değil".
 
 In sound text, hardly any word with an accent also occurs without it. If a fraction of the texts
 lost their accents, the same fraction of the occurrences of each word did.
@@ -8,7 +9,9 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 from mtrain.config.languages import FREQUENT, language_code
 from mtrain.corpus.language_identification import count_words
@@ -20,6 +23,12 @@ MIN_KNOWN = 2  # this many frequent words of the language are enough if none has
 # Fraction of the words, those that occur most rarely without accents, that are counted: without
 # their accents, others may be different words, or other forms of a word, as in Romanian.
 USUAL = 0.6
+
+# Code pages, and languages with letters that Windows-1252 lacks.
+CODE_PAGES = {"cp1250": "bs cs hr hu pl ro sk sl sr", "cp1254": "az tr", "cp1257": "lt lv"}
+WESTERN = "cp1252"
+MIN_MISREAD, MIN_MISREAD_FRACTION = 20, 0.01  # texts
+USUAL_LETTER = 0.05  # fraction of the texts with letters of their own that have a usual one
 
 # Letters without a decomposition in Unicode, and how texts in ASCII often spell letters.
 _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ı": "i", "æ": "ae", "œ": "oe"})
@@ -70,3 +79,50 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
     lambda word: word.translate(_DIGRAPHS),  # as in German and Danish
     lambda word: "".join(filter(str.isascii, word)),  # without the accented letters
 )
+
+
+class Misread(NamedTuple):
+    """Texts of a code page that were read as Windows-1252: their indices, and a letter as it is in
+    the first of them, and as it should be.
+    """
+
+    page: str
+    indices: list[int]
+    letter: str
+    right: str
+
+
+def misread_texts(texts: Sequence[str], language: str) -> Misread | None:
+    """Find texts that have letters of Windows-1252 in place of those of their own code page, if
+    there are too many to be names of other languages.
+    """
+    code = language_code(language)
+    page = next((page for page, codes in CODE_PAGES.items() if code in codes.split()), "")
+    if not page:
+        return None
+    western, known = _letters_of(WESTERN), _letters_of(page)
+    own, foreign = known - western, western - known
+    letters = [set(text) for text in texts]
+    counts = Counter(chain.from_iterable(each & own for each in letters))
+    least = USUAL_LETTER * sum(not own.isdisjoint(each) for each in letters)
+    usual = {letter for letter in foreign if counts[_reread(letter, page)] >= least}
+    misread = [
+        index
+        for index, each in enumerate(letters)
+        if own.isdisjoint(each) and each & foreign and each & foreign <= usual
+    ]
+    if len(misread) < max(MIN_MISREAD, MIN_MISREAD_FRACTION * len(texts)):
+        return None
+    letter = next(char for char in texts[misread[0]] if char in foreign)
+    return Misread(page, misread, letter, _reread(letter, page))
+
+
+def _letters_of(page: str) -> set[str]:
+    """Return the letters of a code page that ASCII lacks."""
+    text = bytes(range(0x80, 0x100)).decode(page, "ignore")
+    return {char for char in text if unicodedata.category(char) in ("Ll", "Lu")}
+
+
+def _reread(letter: str, page: str) -> str:
+    """Return what the byte of a letter in Windows-1252 is in a code page."""
+    return letter.encode(WESTERN).decode(page, "ignore")

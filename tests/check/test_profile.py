@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import product
 from pathlib import Path
 
@@ -44,6 +45,33 @@ def test_lost_accents_are_found(folder: Folder, fraction: float, spelling: str) 
     for text in texts:
         assert abs(float(text.split("%")[0].removeprefix("about ")) - 100 * fraction) <= 3
         assert " for " in text
+
+
+@pytest.mark.parametrize(
+    ("language", "page", "letters"),
+    [("tr", "cp1254", "ğış"), ("hu", "cp1250", "őű"), ("lt", "cp1257", "ąėį")],
+)
+@pytest.mark.parametrize(("first", "last"), [(0, None), (200, 260)])
+def test_letters_that_were_read_as_windows_1252_are_found(
+    folder: Folder, language: str, page: str, letters: str, first: int, last: int | None
+) -> None:
+    folder.data["tgt_lang"] = language
+    lines = folder.bytes["train.xb"]
+    lines[:] = [line + f" w{letters[n % len(letters)]}x".encode() for n, line in enumerate(lines)]
+    # names of other languages
+    lines[100:140] = [line + " señor".encode() for line in folder.bytes["train.xb"][100:140]]
+    assert messages(folder.look_at_train(), "accents") == []
+    for row in range(len(lines))[first:last]:
+        lines[row] = lines[row].decode().encode(page, "ignore").decode("cp1252").encode()
+    [text] = messages(folder.look_at_train(), "accents")
+    last = last or len(lines)
+    low, high = map(int, re.findall(r"train\.xb:(\d+) to (\d+)", text)[0])
+    assert first < low < first + 0.1 * (last - first)
+    assert last - 0.1 * (last - first) < high <= last
+    wrong, right = re.findall("such as (.) for (.):", text)[0]
+    assert right in letters
+    assert right.encode(page) == wrong.encode("cp1252")
+    assert text.endswith(f"convert the original file from {page}")
 
 
 @pytest.mark.parametrize("unit", ["characters", "bytes", "words"])
