@@ -60,8 +60,12 @@ _SEEMS_PRINTABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufffc
 _PRESENTATION = re.compile(
     "[\ufb00-\ufb06\ufb13-\ufb17\ufb50-\ufbb1\ufbd3-\ufd3d\ufd50-\ufdc7\ufe70-\ufefc]"
 )
-# A letter and a combining accent or part, as in text from macOS.
-_DECOMPOSED = re.compile("\\w[\u0300-\u036f\u1161-\u1175\u11a8-\u11c2\u3099\u309a]")
+# A letter or vowel sign and a combining accent or part, as in text from macOS: of Latin, Arabic and
+# the scripts of India, Sri Lanka and Myanmar, Korean and Japanese.
+_DECOMPOSED = re.compile(
+    "\\S[\u0300-\u036f\u0653-\u0655\u093c\u09be\u09d7\u0b3e\u0b56\u0b57\u0bbe\u0bd7\u0c56\u0cc2\u0cd5"
+    "\u0cd6\u0d3e\u0d57\u0dca\u0dcf\u0ddf\u102e\u1161-\u1175\u11a8-\u11c2\u3099\u309a]"
+)
 
 # The bytes 0x80 to 0xbf, which continue a character in UTF-8, as Windows-1252 reads them.
 _BYTE_OF = {bytes([byte]).decode("cp1252", "ignore") or chr(byte): byte for byte in range(128, 192)}

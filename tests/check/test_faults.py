@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from unicodedata import is_normalized, normalize
 
 import numpy as np
 import pytest
@@ -337,6 +339,10 @@ def test_katakana_is_at_home_in_japanese(folder: Folder) -> None:
 
 def test_accents_apart_from_their_letters_are_found() -> None:
     assert faults._find_decomposed("plain é क़") is None  # what composition leaves apart
+    letters = [chr(code) for code in range(0x80, 0x1100) if len(normalize("NFD", chr(code))) == 2]
+    for letter in filter(partial(is_normalized, "NFC"), letters):
+        assert faults._find_decomposed(f"x {normalize('NFD', letter)} ") == 2, letter
+        assert faults._find_decomposed(f"x {letter} ") is None, letter
     assert faults._find_decomposed("x" * 500 + "cafe\u0301") == 503
     # to be put in order, all in one go, takes an hour
     assert faults._find_decomposed("e" + "\u0301\u0316" * 500_000) == 0
