@@ -1,5 +1,5 @@
-"""Find text that was prepared in another way than the other training text: tokenized, lower-cased
-or without its final marks among plain text, or the other way round.
+"""Find text that was prepared in another way than the other training text: tokenized, lower-cased,
+in another script or without its final marks among plain text, or the other way round.
 
 A scored set is compared with all training text of its language. In the training text itself, a
 part is found: consecutive texts, perhaps of several corpora, that differ from all others.
@@ -9,6 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import groupby, product
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
@@ -40,6 +41,8 @@ _FINAL_MARK = regex.compile(r"(?r)[\p{Sentence_Terminal}\u2026;\u037e\u0f0d\u0df
 _MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
 _SPACE_IN_HAN = regex.compile(r"\p{Han} (?=\p{Han})")
 _HAN = regex.compile(r"\p{Han}")
+# Not letters that several scripts use, such as the apostrophe of Uzbek.
+_OTHER_THAN_LATIN = regex.compile(r"(?V1)[\p{L}--[\p{Latin}\p{Common}]]")
 
 Languages = tuple[str, str]  # of source and target
 Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
@@ -86,6 +89,20 @@ def _has_spaces_in_han(text: str) -> bool:
     return spaces > 0 and MAX_HAN_WORD * spaces >= len(_HAN.findall(text))
 
 
+@cache
+def _han_form(character: str) -> int:
+    """Return 1 for a character of traditional Chinese text that simplified text lacks, -1 for one
+    of simplified text alone, else 0, by the legacy encodings of both.
+    """
+    traditional, simplified = (len(character.encode(code, "ignore")) for code in ("big5", "gb2312"))
+    return int(traditional > 0) - int(simplified > 0)
+
+
+def _han_forms(text: str) -> int:
+    """Return how many more characters of a text are traditional than simplified."""
+    return sum(map(_han_form, _HAN.findall(text)))
+
+
 def _has_final_mark(text: str) -> bool:
     return _FINAL_MARK.search(text[-_MAX_END:]) is not None
 
@@ -96,6 +113,15 @@ STYLES = {
     ),
     "spaces between Chinese characters": Style(
         _has_spaces_in_han, lambda text, other: len(_HAN.findall(text)) >= MIN_HAN
+    ),
+    "traditional Chinese characters": Style(
+        lambda text: _han_forms(text) > 0,
+        lambda text, other: _han_forms(text) != 0,
+        advice="in one script",
+    ),
+    # in parts, names and commands may be in Latin letters
+    "letters that are not Latin": Style(
+        _OTHER_THAN_LATIN.search, lambda text, other: False, advice="in one script"
     ),
     "capital letters": Style(lambda text: text != text.lower(), _is_sentence),
     "capital letters only": Style(_has_only_capitals, _is_sentence),

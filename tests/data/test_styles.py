@@ -153,6 +153,32 @@ def test_a_part_with_spaces_between_chinese_characters_is_found() -> None:
     assert found(HAN, names, subtitles) == []
 
 
+def test_a_part_in_simplified_chinese_among_traditional_is_found() -> None:
+    forms = str.maketrans("門車見長東馬鳥魚語書", "门车见长东马鸟鱼语书")
+    traditional = [f"{'門車見長東馬鳥魚語書'[row % 10]}中人山水{row}" for row in range(2000)]
+    simplified = [text.translate(forms) for text in traditional]
+    part = traditional[:900] + simplified[900:1200] + traditional[1200:]
+    assert found(part) == [("c0", 901, 1200, "0% of the sources have traditi")]
+    assert found(simplified, traditional[:300]) == [
+        ("c1", 1, 300, "100% of the sources have tradi")
+    ]
+    assert found(traditional, ["中人山水"] * 500) == []  # the same in both
+    sides = [(texts, ["x"] * len(texts)) for texts in (traditional, simplified)]
+    training = grouped_texts([(("zh", "en"), sides[0])])
+    [message] = style_differences(training, ("zh", "en"), sides[1])
+    assert message.startswith("0% of the sources have traditional Chinese characters, but 100%")
+
+
+def test_a_scored_set_in_another_script_is_found_and_a_part_with_names_is_not() -> None:
+    cyrillic = [f"ово је реч {row}" for row in range(500)]
+    latin = [f"ovo je reč {row}" for row in range(500)]
+    training = grouped_texts([(("sr", "en"), (cyrillic, latin))])
+    [message] = style_differences(training, ("sr", "en"), (latin, latin))
+    assert message.startswith("0% of the sources have letters that are not Latin, but 100% of the ")
+    assert not list(style_differences(training, ("sr", "en"), (cyrillic, latin)))
+    assert found(cyrillic, [f"keyboard model {row}" for row in range(300)]) == []
+
+
 def test_a_part_may_be_a_corpus_or_span_several() -> None:
     low = [text.lower() for text in SENTENCES[:300]]
     assert found(SENTENCES, low, SENTENCES) == [("c1", 1, 300, LOWERED)]
