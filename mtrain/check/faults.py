@@ -120,6 +120,9 @@ _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RU
 _DIVIDED = regex.compile(r"(?<!\p{L})(\p{L}{2,})[-\u2010] (?=(\p{Ll}{3,}))")
 # A dash, a bullet, a time or a number of a list at the start of a text.
 _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
+# A mark that ends sentences, at the start of a text, but not in names such as .txt and "...".
+_FINAL_MARKS = tuple(".!?:。！？：؟।")
+_FIRST_MARK = re.compile(f"\\s*[{''.join(_FINAL_MARKS)}](?![A-Za-z0-9_/.])")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
@@ -194,13 +197,14 @@ def _on_short_clock(number: str) -> str:
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:
     """Report faults that only one side of a pair has: the text of both sides, words that run
-    together or letters apart, repetitions, bullets and numbers at the start. Return the rows of the
-    first kind.
+    together or letters apart, repetitions, bullets, numbers and final marks at the start. Return
+    the rows of the first kind.
     """
     is_both = np.zeros(len(chunk), bool)
     has_mark, has_odd_spacing = chunk.flags(_MARK.match), chunk.flags(_has_odd_spacing)
     is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
     ends = chunk.flags(_ends_in_loop)
+    begins_with_mark, ends_in_mark = chunk.flags(_FIRST_MARK.match), chunk.flags(_ends_in_mark)
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
         holds = np.zeros(len(chunk), bool)
@@ -213,6 +217,9 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         chunk.report("loop", (is_loop[side] | has_end) & ~is_loop[1 - side], side)
         detail = f"({('source', 'target')[side]})"
         chunk.report("marked", has_mark[side] & ~has_mark[1 - side], side, detail=detail)
+        is_turned = begins_with_mark & ~ends_in_mark
+        other_ends = ends_in_mark[1 - side] & ~begins_with_mark[1 - side]
+        chunk.report("reversed", is_turned[side] & other_ends, side)
     return is_both
 
 
@@ -238,6 +245,10 @@ def _ends_in_loop(text: str) -> bool:
             if text.endswith((phrase * times)[first:]):
                 return True
     return False
+
+
+def _ends_in_mark(text: str) -> bool:
+    return text.rstrip().endswith(_FINAL_MARKS)
 
 
 def _weight(characters: Iterable[str]) -> int:

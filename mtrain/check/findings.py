@@ -64,6 +64,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "escaped": (WARNING, "escapes in place of characters, such as \\u00fc, =C3=BC or \\n"),
     "accents": (WARNING, "accents lost, or read in a wrong encoding"),
     "spacing": (WARNING, "words run together, or letters apart"),
+    "reversed": (WARNING, "final marks at the beginning, as if letters were in reverse order"),
     "divided": (WARNING, "words divided by a hyphen, as at the end of a line"),
     "loop": (WARNING, "a word or phrase again and again"),
     "cut": (WARNING, "texts cut off"),

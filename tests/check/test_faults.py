@@ -130,6 +130,23 @@ def test_honest_text_is_let_pass(folder: Folder) -> None:
     assert {kind for _, kind in kinds(folder.look_at_train())} == set()
 
 
+def test_final_marks_at_the_beginning_are_named(folder: Folder) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    for row in range(100, 160):
+        src[row] += b"."
+        tgt[row] += b"."
+    tgt[100] = ".שלום ".encode() + tgt[100]  # ends in a mark, too
+    tgt[110] = ".שלום ".encode() + tgt[110][:-1]
+    tgt[120] = " ؟ ".encode() + tgt[120][:-1]
+    tgt[130] = b".debug " + tgt[130][:-1]
+    tgt[140] = b"... " + tgt[140][:-1]
+    src[150], tgt[150] = b": " + src[150], b": " + tgt[150][:-1]
+    src[155] = src[155][:-1]
+    tgt[155] = b". " + tgt[155][:-1]
+    expected = [("train.xb", 111), ("train.xb", 121)]
+    assert places(folder.look_at_train(), "reversed") == expected
+
+
 def test_words_that_were_divided_at_the_end_of_a_line_are_named(folder: Folder) -> None:
     first, second = (word.encode() for word in RIGHT[:2])
     lines = folder.bytes["train.xb"]
