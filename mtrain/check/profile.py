@@ -67,6 +67,7 @@ MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
 # leaves shorter texts, but all names, entries of a dictionary or templates may be alike.
 MAX_CUT = 0.95
 MAX_ADDITIONS, MAX_SHOWN = 3, 40  # additions reported for a side; characters shown of each
+MAX_HAN = 0.99  # fraction of the Japanese letters of a side
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -271,10 +272,20 @@ class Profile:
             self._find_wrong_scripts(languages)
 
     def _find_wrong_scripts(self, languages: tuple[str, str]) -> None:
-        """Report sides of the sample of which most letters are in no script of their language."""
+        """Report sides of the sample of which most letters are in no script of their language, or,
+        in Japanese, nearly all are Han.
+        """
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
-            if own and letters and sum(letters[script] for script in own) < 0.5 * letters.total():
+            own_letters = sum(letters[script] for script in own)
+            if {"CJK", "HIRAGANA"} <= own and letters["CJK"] > MAX_HAN * own_letters:
+                self.sample[0].findings.add_message(
+                    "language",
+                    f"data.{('src', 'tgt')[side]}_lang is {language}, but the "
+                    f"{('source', 'target')[side]} has hardly any Hiragana or Katakana: is this "
+                    "the right file?",
+                )
+            elif own and own_letters < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 fraction, only = count / letters.total(), "only " if main in own else ""
                 tag = tag_of(language, main)

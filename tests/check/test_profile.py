@@ -271,6 +271,17 @@ def test_a_language_in_another_script(folder: Folder) -> None:
     )
 
 
+@pytest.mark.parametrize(("language", "every"), [("ja", 1000), ("ja", 20), ("zh", 1000)])
+def test_chinese_in_place_of_japanese(folder: Folder, language: str, every: int) -> None:
+    folder.data["tgt_lang"] = language
+    lines = folder.bytes["train.xb"]
+    lines[:] = ["山水火木金土日月".encode() + line[:4] for line in lines]
+    lines[::every] = [line + "これはカメラ".encode() for line in lines[::every]]
+    shown = messages(folder.look_at_train(), "language")
+    text = "data.tgt_lang is ja, but the target has hardly any Hiragana or Katakana: is this the "
+    assert any(text in each for each in shown) == (language == "ja" and every == 1000)
+
+
 def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
     words = [sorted(FREQUENT["de"]), sorted(FREQUENT["en"])]
     for name, own in zip(("train.xa", "train.xb"), words, strict=True):
