@@ -41,6 +41,8 @@ _FINAL_MARK = regex.compile(r"(?r)[\p{Sentence_Terminal}\u2026;\u037e\u0f0d\u0df
 _MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
 _SPACE_IN_HAN = regex.compile(r"\p{Han} (?=\p{Han})")
 _HAN = regex.compile(r"\p{Han}")
+_FULL_WIDTH = re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
+_LATIN_OR_DIGIT = re.compile(f"[0-9A-Za-z]|{_FULL_WIDTH.pattern}")
 # Not letters that several scripts use, such as the apostrophe of Uzbek.
 _OTHER_THAN_LATIN = regex.compile(r"(?V1)[\p{L}--[\p{Latin}\p{Common}]]")
 
@@ -118,6 +120,11 @@ STYLES = {
         lambda text: _han_forms(text) > 0,
         lambda text, other: _han_forms(text) != 0,
         advice="in one script",
+    ),
+    "full-width letters or digits": Style(
+        _FULL_WIDTH.search,
+        lambda text, other: _LATIN_OR_DIGIT.search(text),
+        whose=" with Latin letters or digits",
     ),
     # in parts, names and commands may be in Latin letters
     "letters that are not Latin": Style(

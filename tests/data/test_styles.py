@@ -169,6 +169,20 @@ def test_a_part_in_simplified_chinese_among_traditional_is_found() -> None:
     assert message.startswith("0% of the sources have traditional Chinese characters, but 100%")
 
 
+def test_full_width_letters_in_a_part_or_a_scored_set_are_found() -> None:
+    plain = [f"これは{row}、CPU" for row in range(2000)]
+    wide = [text.translate({code: code + 0xFEE0 for code in range(48, 91)}) for text in plain]
+    expected = [("c0", 901, 1200, "100% of the sources with Latin")]
+    assert found(plain[:900] + wide[900:1200] + plain[1200:]) == expected
+    assert found(plain, ["これは"] * 500) == []
+    training = grouped_texts([(("ja", "en"), (plain, plain))])
+    words = ["これは"] * 500
+    [message] = style_differences(training, ("ja", "en"), (words + wide[:500], words + plain[:500]))
+    assert message.startswith(
+        "100% of the sources with Latin letters or digits have full-width letters or digits, but 0%"
+    )
+
+
 def test_a_scored_set_in_another_script_is_found_and_a_part_with_names_is_not() -> None:
     cyrillic = [f"ово је реч {row}" for row in range(500)]
     latin = [f"ovo je reč {row}" for row in range(500)]
