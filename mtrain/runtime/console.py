@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedIOBase
 from types import FrameType
 from typing import IO, Any, TextIO, cast
@@ -74,13 +74,22 @@ def writing(
     """
     restore_interrupt()
     target = 1 if name == "-" else name
-    shown = ("stdin", "stdout", "stderr")[target] if isinstance(target, int) else target
+    shown = str(target)
+    if isinstance(target, int):
+        shown = ("stdin", "stdout", "stderr")[target]
+        block(target)
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
     with (
         handling_write_errors(shown),
         open(target, "wb", closefd=not isinstance(target, int)) as sink,
     ):
         yield cast(IO[bytes], _Terminal(sink, highlight)) if sink.isatty() else sink
+
+
+def block(number: int) -> None:
+    """Let a standard stream wait: another program that shares it may have made it non-blocking."""
+    with suppress(OSError):
+        os.set_blocking(number, True)
 
 
 @contextmanager

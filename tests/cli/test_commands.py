@@ -637,6 +637,29 @@ def test_a_stdin_that_does_not_wait_loses_no_line(trained_run: Path) -> None:
     os.close(reader)
 
 
+def test_a_stdout_that_does_not_wait_loses_no_line(trained_run: Path, tmp_path: Path) -> None:
+    """As a program has it that shares its standard streams; its reader is slow here."""
+    text = tmp_path / "text"
+    text.write_text("a\n" * 100_000)  # more than a pipe holds
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    command = [sys.executable, "-m", "mtrain", "tokenizer", "encode", "-m", trained_run]
+    pieces = b""
+    with (
+        text.open() as source,
+        subprocess.Popen(command, stdin=source, stdout=writer, stderr=-1, text=True) as process,
+    ):
+        os.close(writer)
+        while part := os.read(reader, 1000):
+            pieces += part
+            time.sleep(0.001)
+        assert process.wait() == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    os.close(reader)
+    assert pieces.count(b"\n") == 100_000
+
+
 @pytest.mark.slow
 def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> None:
     """A config's name that is not UTF-8 is kept readable, and a locale without a name's letters is
