@@ -32,6 +32,7 @@ from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime.console import handling_write_errors
 from mtrain.runtime.errors import RefusedError, UserError, printable
+from mtrain.runtime.files import make_directories
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
@@ -241,7 +242,7 @@ def _folders_of(outputs: list[Path]) -> Iterator[None]:
     try:
         with handling_write_errors(str(outputs[-1])):
             for path in outputs:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_directories(path.parent)
         yield
     finally:
         for folder in sorted(new, reverse=True):  # a folder after those in it

@@ -115,7 +115,7 @@ def cached_fact(
     latest = max(change_time for *_, change_time in before)
     if _file_states(paths) == before and latest < time.time_ns() - MIN_AGE_NS:
         with suppress(OSError):  # without a writable cache, this is only slower
-            cache_directory().mkdir(parents=True, exist_ok=True)
+            files.make_directories(cache_directory())
             files.make_directory(path.parent.parent)
             files.make_directory(path.parent)
             body = adapter_of(type_).dump_json(result)

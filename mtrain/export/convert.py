@@ -12,6 +12,7 @@ from mtrain.corpus.readers import corpus_name, read_pairs, reading_of
 from mtrain.export import argos_format, ctranslate2_format, marian_format
 from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
+from mtrain.runtime import files
 from mtrain.runtime.console import handling_write_errors
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import first_numbers, logger, progress_bar
@@ -60,7 +61,7 @@ def export(
             _compare(loaded, format_.load(temporary, loaded.tokenizer), kind, lines, show)
 
     with handling_write_errors(str(directory)):
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directories(directory.parent)
         if to == "argos":
             place = TemporaryDirectory(prefix=".mtrain-", dir=directory.parent)
             with place as temporary, opened(directory, is_new=True, is_logged=True) as (sink,):

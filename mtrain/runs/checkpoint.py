@@ -224,7 +224,7 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
         advice = "restore it, or remove the checkpoint to average the intact ones"
         raise UserError(f"{error}; {advice}") from None
     with _saving(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directories(output.parent)
         manifest.write_new_directory(output, partial(_fill, mean, None))
     return paths
 

@@ -41,6 +41,7 @@ from mtrain.runtime.log import logger
 # What to do if the directory cannot be written, by errno.
 ADVICE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room and run the same command again")
 ADVICE[errno.EFBIG] = "raise the limit on the size of files (ulimit -f)"
+ADVICE[errno.ENOTDIR] = "restore the directory, or choose another run_dir"
 _CHOOSE = "allow writing there, or choose another run_dir"
 ADVICE |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _CHOOSE)
 

@@ -93,6 +93,18 @@ def make_directory(path: Path) -> None:
             raise _refusal(path, "directory") from None
 
 
+def make_directories(path: Path) -> None:
+    """Make a directory, and those above it, if they are missing; raises `OSError`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        taken = Path(error.filename)
+        what = "is not a directory"
+        if taken.is_symlink():
+            what = f"is a link to {os.readlink(taken)}, which is missing"
+        raise OSError(errno.ENOTDIR, f"{taken} {what}", str(taken)) from None
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a text file as `write_bytes` does."""
     write_bytes(path, text.encode("utf-8"))

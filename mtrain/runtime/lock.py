@@ -51,7 +51,7 @@ def exclusive(path: Path, *, wait: Callable[[str], None] | None = None) -> Itera
     Raises `OSError` for a link, a pipe or a directory.
     """
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        files.make_directories(path.parent)
         held = Held(path, files.open_regular(path, os.O_RDWR | os.O_CREAT))
         try:
             while not files.try_lock(held.descriptor):

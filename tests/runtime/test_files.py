@@ -87,3 +87,16 @@ def test_file_systems_without_permissions(tmp_path: Path, monkeypatch: pytest.Mo
         manifest.write_directory(tmp_path / "new", lambda path: files.write_text(path / "a", "1"))
         files.write_text(tmp_path / "a", text)
         outputs.write_output(tmp_path / "out", text.encode())
+
+
+def test_a_directory_behind_a_link_to_nowhere(tmp_path: Path) -> None:
+    """As where a scratch disk was emptied, or is not mounted."""
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    advice = r"is a link to .*/gone, which is missing; restore the directory, or choose another"
+    for path in (link, link / "below"):
+        with pytest.raises(UserError, match=advice), RunDirectory(path).hold():
+            pass
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file is not a directory"):
+        files.make_directories(tmp_path / "file")
