@@ -211,6 +211,13 @@ class MetricsFile:
         if self.board is not None:
             self.board.add(record)
 
+    def sync(self) -> None:
+        """Flush the records to the disk; call this before writing a file after which a resume does
+        not repeat them.
+        """
+        if self.path.exists():
+            files.sync(self.path)
+
     def cut(self, step: int, repeated: tuple[str, ...] = ()) -> None:
         """Drop what a run that resumes at a step writes again: the records after the step, and
         those of the step with a key that begins with one of `repeated`. Also drop invalid lines;

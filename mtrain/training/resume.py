@@ -97,6 +97,7 @@ class Checkpoints:
             moments |= {name + LATEST: weight for name, weight in self.optimizer.weights.items()}
         machine = asdict(self.learner.machine)
         loop = Loop(**vars(progress) | {"sums": progress.sums.tolist(), "machine": machine})
+        self.run.metrics.sync()
         checkpoint.save(path, self.snapshot(), TrainerState(moments, loop))
         for damaged in self._damaged:  # only now: their models may be intact
             if damaged != path:

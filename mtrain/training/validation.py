@@ -113,6 +113,7 @@ class Validation:
     def write_history(self) -> None:
         """Write `best.json`, on rank 0."""
         if self.ranks.is_rank_0:
+            self.run.metrics.sync()
             self.run.write(layout.BEST, self.history.as_json())
 
     def validate(self, step: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -12,6 +13,7 @@ import pytest
 from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 
 from mtrain.runs.history import History
+from mtrain.runtime import files
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 from mtrain.training.validation import summary
@@ -218,3 +220,31 @@ def test_a_forged_history_without_the_score_is_read(tmp_path: Path) -> None:
     assert history.best == entries[1]
     with pytest.raises(ValueError, match="command"):
         History.model_validate(content | {"history": [{**entries[0], "command": "no"}]})
+
+
+def test_records_are_on_the_disk_before_a_resume_relies_on_them(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure loses records that are older than a checkpoint or `best.json`."""
+    metrics, synced = tmp_path / "run" / "metrics.jsonl", b""
+    relied, lost = list[str](), list[str]()
+    sync, replace = files.sync, os.replace
+
+    def noting_sync(path: Path) -> None:
+        nonlocal synced
+        sync(path)
+        if path == metrics:
+            synced = metrics.read_bytes()
+
+    def noting_replace(source: Path, target: Path) -> None:
+        if re.fullmatch(r"step-\d+|best\.json", target.name):
+            relied.append(target.name)
+            if metrics.exists() and metrics.read_bytes() != synced:
+                lost.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(files, "sync", noting_sync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    assert train(tiny_config(**{"train.log_every": 1})) == 0
+    assert {"step-00000008", "best.json"} <= {*relied}
+    assert not lost
