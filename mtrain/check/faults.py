@@ -122,7 +122,7 @@ _DIVIDED = regex.compile(r"(?<!\p{L})(\p{L}{2,})[-\u2010] (?=(\p{Ll}{3,}))")
 _MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
 # A mark that ends sentences, at the start of a text, but not in names such as .txt and "...".
 _FINAL_MARKS = tuple(".!?:。！？：؟।")
-_FIRST_MARK = re.compile(f"\\s*[{''.join(_FINAL_MARKS)}](?![A-Za-z0-9_/.])")
+_FIRST_MARK = re.compile(f"\\A\\s*[{''.join(_FINAL_MARKS)}](?![A-Za-z0-9_/.])")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 

@@ -35,6 +35,8 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Config:
         path = shipped
     if os.path.exists(path / "config.yaml"):  # unlike Path.exists, never raises
         raise RefusedError(f"{path}: is a run; give its config, {path / 'config.yaml'}")
+    if os.path.isdir(path):
+        raise RefusedError(f"{path}: is a directory; give a config file")
     try:
         document = parse_document(read_text(path), str(path))
     except RefusedError as error:

@@ -218,10 +218,10 @@ class MetricsFile:
         if self.path.exists():
             files.sync(self.path)
 
-    def cut(self, step: int, repeated: tuple[str, ...] = ()) -> None:
+    def cut(self, step: int, repeated: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """Drop what a run that resumes at a step writes again: the records after the step, and
         those of the step with a key that begins with one of `repeated`. Also drop invalid lines;
-        warn of them, except of a last line that a crash truncated.
+        warn of them, except of a last line that a crash truncated. Return the records that stay.
         """
         records, broken = self.parse()
         if broken:
@@ -237,6 +237,7 @@ class MetricsFile:
             files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         if self.board is not None:
             self.board.begin(kept)
+        return kept
 
     def parse(self) -> tuple[list[dict[str, Any]], list[int]]:
         """Return the records, and the numbers of invalid lines except for one that a crash

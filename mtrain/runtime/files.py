@@ -85,12 +85,16 @@ def read_whole(path: Path, max_bytes: int) -> bytes:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory if it is missing; raises `OSError`, also for a link."""
+    """Make a directory if it is missing; raises `OSError`, also for a link, and for a directory
+    that this user may not write.
+    """
     try:
         path.mkdir()
     except FileExistsError:
         if path.is_symlink() or not path.is_dir():
             raise _refusal(path, "directory") from None
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from None
 
 
 def make_directories(path: Path) -> None:

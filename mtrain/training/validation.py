@@ -26,7 +26,7 @@ from mtrain.runtime import files
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import logger, progress_bar
+from mtrain.runtime.log import first_numbers, logger, progress_bar
 from mtrain.scoring import metrics
 from mtrain.scoring.notes import find_faults
 from mtrain.training.resume import Checkpoints, Session
@@ -74,7 +74,16 @@ class Validation:
             missing.append("valid/")
         if history.average is None:
             missing.append("average/")
-        self.run.metrics.cut(step, tuple(missing))
+        records = self.run.metrics.cut(step, tuple(missing))
+        recorded = {record["step"] for record in records if "valid/bleu" in record}
+        if lost := sorted({*history.steps} - recorded):
+            logger.warning(
+                "%s: has no record of the validation at step %s, which %s has; restore the file "
+                "for a complete report",
+                self.run.metrics.path,
+                first_numbers(lost),
+                layout.BEST,
+            )
         return history
 
     def load_history(self, step: int) -> None:

@@ -426,7 +426,7 @@ def test_a_text_given_as_the_config_gets_advice(tmp_path: Path) -> None:
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"absent\.yaml: cannot read the config: No such file"):
         load_config(tmp_path / "absent.yaml")
-    with pytest.raises(RefusedError, match="cannot read the config: Is a directory"):
+    with pytest.raises(RefusedError, match="is a directory; give a config file"):
         load_config(tmp_path)
 
 

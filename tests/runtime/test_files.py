@@ -100,3 +100,13 @@ def test_a_directory_behind_a_link_to_nowhere(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"file is not a directory"):
         files.make_directories(tmp_path / "file")
+
+
+def test_a_directory_that_may_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found when a run starts, not at its first save."""
+    files.make_directory(tmp_path)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may always write
+    with pytest.raises(PermissionError):
+        files.make_directory(tmp_path)

@@ -599,6 +599,15 @@ def test_a_lost_history_is_rebuilt_from_the_records(
     finish(run, settings)
 
 
+def test_a_resume_warns_of_lost_records(run: Path, warnings: Callable[[], str]) -> None:
+    stop(run, 13)
+    records = run / "metrics.jsonl"
+    lines = records.read_text().splitlines(keepends=True)
+    records.write_text("".join(line for line in lines if json.loads(line)["step"] > 8))
+    stop(run, 14)
+    assert f"{records}: has no record of the validation at step 8, which best" in warnings()
+
+
 @pytest.mark.parametrize("name", ["best.json", "run.json", "config.yaml"])
 def test_a_run_that_lacks_a_file_is_not_resumed(run: Path, name: str) -> None:
     stop(run, 13)
