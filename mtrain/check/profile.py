@@ -278,24 +278,21 @@ class Profile:
         for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
             own = scripts_of(language)
             own_letters = sum(letters[script] for script in own)
-            if {"CJK", "HIRAGANA"} <= own and letters["CJK"] > MAX_HAN * own_letters:
-                self.sample[0].findings.add_message(
-                    "language",
-                    f"data.{('src', 'tgt')[side]}_lang is {language}, but the "
-                    f"{('source', 'target')[side]} has hardly any Hiragana or Katakana: is this "
-                    "the right file?",
-                )
-            elif own and own_letters < 0.5 * letters.total():
+            key, text, advice = ("src", "tgt")[side], ("source", "target")[side], ""
+            if own and own_letters < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 fraction, only = count / letters.total(), "only " if main in own else ""
-                tag = tag_of(language, main)
-                advice = f" If {language} is meant, write {tag}" if tag else ""
-                self.sample[0].findings.add_message(
-                    "language",
-                    f"data.{('src', 'tgt')[side]}_lang is {language}, but {only}{fraction:.0%} of "
-                    f"the {('source', 'target')[side]}'s letters are {script_name(main)}: is this "
-                    f"the right file?{advice}",
-                )
+                fault = f"{only}{fraction:.0%} of the {text}'s letters are {script_name(main)}"
+                if tag := tag_of(language, main):
+                    advice = f" If {language} is meant, write {tag}"
+            elif {"CJK", "HIRAGANA"} <= own and letters["CJK"] > MAX_HAN * own_letters:
+                fault = f"the {text} has hardly any Hiragana or Katakana"
+            else:
+                continue
+            self.sample[0].findings.add_message(
+                "language",
+                f"data.{key}_lang is {language}, but {fault}: is this the right file?{advice}",
+            )
 
     def _find_unrelated(self, rows: Chunk) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""
