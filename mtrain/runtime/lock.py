@@ -39,8 +39,9 @@ class Held:
         if not files.is_at(self.descriptor, self.path):
             raise ReplacedError(
                 f"{self.path.parent}: was removed or replaced while this process used it, and is "
-                "left as it is; if it was renamed, run the same command with --set run_dir=NEW; "
-                "else start again with a run_dir that nobody removes"
+                f"left as it is; if only {self.path.name} was removed, run the same command again; "
+                "if the directory was renamed, add --set run_dir=NEW; else start again with a "
+                "run_dir that nobody removes"
             )
 
 

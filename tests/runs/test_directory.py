@@ -193,7 +193,7 @@ def test_a_run_whose_directory_was_replaced_writes_nothing_more(
     assert train(config) == 1
     error = capsys.readouterr().err
     assert f"{run}: was removed or replaced while this process used it" in error
-    assert "if it was renamed, run the same command with --set run_dir=NEW" in error
+    assert "if the directory was renamed, add --set run_dir=NEW" in error
     assert [item.name for item in run.rglob("*")] == [".lock"]
 
 
