@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -213,10 +215,10 @@ class MetricsFile:
 
     def sync(self) -> None:
         """Flush the records to the disk; call this before writing a file after which a resume does
-        not repeat them.
+        not repeat them. Raises `OSError`.
         """
-        if self.path.exists():
-            files.sync(self.path)
+        with suppress(FileNotFoundError), files.read(self.path) as records:
+            os.fsync(records.fileno())
 
     def cut(self, step: int, repeated: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """Drop what a run that resumes at a step writes again: the records after the step, and

@@ -13,7 +13,6 @@ import pytest
 from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 
 from mtrain.runs.history import History
-from mtrain.runtime import files
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 from mtrain.training.validation import summary
@@ -228,12 +227,12 @@ def test_records_are_on_the_disk_before_a_resume_relies_on_them(
     """Else a power failure loses records that are older than a checkpoint or `best.json`."""
     metrics, synced = tmp_path / "run" / "metrics.jsonl", b""
     relied, lost = list[str](), list[str]()
-    sync, replace = files.sync, os.replace
+    fsync, replace = os.fsync, os.replace
 
-    def noting_sync(path: Path) -> None:
+    def noting_fsync(descriptor: int) -> None:
         nonlocal synced
-        sync(path)
-        if path == metrics:
+        fsync(descriptor)
+        if metrics.exists() and os.path.samestat(os.fstat(descriptor), metrics.stat()):
             synced = metrics.read_bytes()
 
     def noting_replace(source: Path, target: Path) -> None:
@@ -243,7 +242,7 @@ def test_records_are_on_the_disk_before_a_resume_relies_on_them(
                 lost.append(target.name)
         replace(source, target)
 
-    monkeypatch.setattr(files, "sync", noting_sync)
+    monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", noting_replace)
     assert train(tiny_config(**{"train.log_every": 1})) == 0
     assert {"step-00000008", "best.json"} <= {*relied}
