@@ -11,8 +11,8 @@ from mtrain.config.languages import language_code
 SAMPLE = 1000  # lines, about, whose letters are counted
 # The codes of each script in language tags (ISO 15924), its own first, then its languages.
 SCRIPTS = {
-    "LATIN": "latn latf latg af az bs ca cs cy da de en es et eu fi fr ga gl hr hu id is it la lb "
-    "lt lv mg ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
+    "LATIN": "latn latf latg af az bs ca cs cy da de en eo es et eu fi fr ga gl hr hu id is it la "
+    "lb lt lv mg ms mt nb nl nn no oc pl pt ro sk sl so sq sv sw tl tr uz vi yo zu",
     "CYRILLIC": "cyrl be bg kk ky mk mn ru tg tt uk",
     "CJK": "hani hanb hans hant jpan zh ja",
     "HIRAGANA": "hira hrkt jpan ja",

@@ -237,12 +237,12 @@ def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("language", "is_other"), [("nl", True), ("de-AT", False), ("eu", False), ("ru", False)]
+    ("language", "is_other"), [("nl", True), ("de-AT", False), ("mt", False), ("ru", False)]
 )
 def test_a_side_in_another_language_of_its_script(
     folder: Folder, language: str, is_other: bool
 ) -> None:
-    """By frequent words; those of Basque are not known, and Russian has another script."""
+    """By frequent words; those of Maltese are not known, and Russian has another script."""
     words, lines = sorted(FREQUENT["de"]), folder.bytes["train.xb"]
     lines[::2] = [line + b" " + words[n % 8].encode() for n, line in enumerate(lines[::2])]
     folder.data["tgt_lang"] = language
