@@ -109,7 +109,7 @@ def misread_texts(texts: Sequence[str], language: str) -> Misread | None:
     misread = [
         index
         for index, each in enumerate(letters)
-        if own.isdisjoint(each) and each & foreign and each & foreign <= usual
+        if own.isdisjoint(each) and (found := each & foreign) and found <= usual
     ]
     if len(misread) < max(MIN_MISREAD, MIN_MISREAD_FRACTION * len(texts)):
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -138,12 +138,12 @@ def _as_lines(lines: Iterable[str], name: str) -> list[str]:
     return result
 
 
-def _as_prefixes(given: object, text: object, lines: list[str]) -> list[str]:
+def _as_prefixes(given: Any, text: object, lines: list[str]) -> list[str]:
     """Return a prefix for each line; raises `RefusedError` if their numbers or types differ."""
     if isinstance(text, str):
         _check_line(given, "target_prefix")
-        return [str(given)]
-    prefixes = _as_lines(cast(Iterable[str], given), "target_prefix")
+        return [given]
+    prefixes = _as_lines(given, "target_prefix")
     if len(prefixes) != len(lines):
         numbers = f"{len(prefixes)} given for {len(lines)} lines"
         raise RefusedError(f"target_prefix: {numbers}; give one for each line")
