@@ -35,6 +35,7 @@ from conftest import (
     write_config,
     write_corpus,
 )
+from fake_cuda import fake_cuda
 from safetensors.torch import load_file, save_file
 
 from mtrain.config.loading import load_config
@@ -202,6 +203,13 @@ def test_stopped_and_resumed_is_uninterrupted(run: Path, settings: str) -> None:
     with (run / "metrics.jsonl").open("a") as out:  # as by a kill
         out.write(f'{{"step": {at + 1}, "time": 1.0}}\n{{"step": {at + 2}, "ti')
     finish(run, *overrides)
+
+
+def test_a_run_on_a_gpu_resumes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ["train.device=cuda", "train.max_steps=8", "train.ema_decay=0.9"]
+    with fake_cuda(monkeypatch):
+        stop(run, 5, *settings)
+        finish(run, *settings)
 
 
 def test_a_run_that_starts_from_given_weights_resumes(tmp_path: Path) -> None:
