@@ -79,6 +79,19 @@ def test_a_crash_at_any_point_leaves_whole_directories(tmp_path: Path, replaces:
     assert found == ({"old", None, "new"} if replaces else {None, "new"})
 
 
+def test_a_parent_that_vanished_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write(tmp_path / "run" / "sealed", "text")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_no_crash_leaves_is_not_cleaned_up(tmp_path: Path) -> None:
+    for name in ("mine.partial", "mine.removed", ".partial files"):
+        (tmp_path / name).mkdir()
+    manifest.clean(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_directory_that_another_process_fills_meanwhile_is_left_alone(tmp_path: Path) -> None:
     cache, other = tmp_path / "cache", tmp_path / "cache" / ".item.partial" / "of another"
 

@@ -80,6 +80,41 @@ def test_directories_that_cannot_be_flushed(
         files.write_text(tmp_path / "out", "2")
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: files.write_text(path, "1"),
+        lambda path: outputs.write_output(path, b"1"),
+        lambda path: manifest.write_directory(path, lambda new: (new / "a").write_text("1")),
+    ],
+    ids=["file", "output", "directory"],
+)
+def test_what_gets_its_name_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    """Else a power failure could leave the name without the content."""
+    flushed, fsync, replace = dict[int, object](), os.fsync, os.replace
+
+    def content(path: Path) -> object:
+        return sorted(os.listdir(path)) if path.is_dir() else path.read_bytes()
+
+    def noting_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        for path in (tmp_path, *tmp_path.rglob("*")):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                flushed[path.stat().st_ino] = content(path)
+
+    def checked_replace(source: Path, target: Path) -> None:
+        for path in (source, *source.rglob("*")):
+            assert flushed[path.stat().st_ino] == content(path)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", checked_replace)
+    write(tmp_path / "new")
+    assert flushed[tmp_path.stat().st_ino] == content(tmp_path) == ["new"]
+
+
 def test_file_systems_without_permissions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("chmod", "fchmod"):
         monkeypatch.setattr(os, name, failing(errno.EPERM))
