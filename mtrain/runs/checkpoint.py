@@ -65,7 +65,7 @@ def save(path: Path, snapshot: Snapshot, trainer: TrainerState | None = None) ->
 
 
 def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> None:
-    _save_tensors(snapshot.weights, directory / MODEL, {"format": "mtrain"})
+    _save_tensors(snapshot.weights, directory / MODEL)
     (directory / CONFIG).write_text(snapshot.config, encoding="utf-8")
     (directory / TOKENIZER).write_bytes(snapshot.tokenizer)
     if trainer is not None:
@@ -76,11 +76,9 @@ def _fill(snapshot: Snapshot, trainer: TrainerState | None, directory: Path) -> 
         manifest.seal(inner)
 
 
-def _save_tensors(
-    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
-) -> None:
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     on_cpu = {name: t.detach().to("cpu", torch.float32).contiguous() for name, t in tensors.items()}
-    save_file(on_cpu, path, metadata)
+    save_file(on_cpu, path)
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def test_parts_of_another_model(bench: Bench, use: Callable[[Path], list[Done]])
         else:
             weights = load_file(rig.run / file)
             next(iter(weights.values())).view(-1)[0] = 1e30 if what == "too large" else math.nan
-            save_file(weights, rig.run / file, {"format": "mtrain"})
+            save_file(weights, rig.run / file)
         manifest.seal(rig.run / NEWEST)
         found = [done.refuses(1, what) for done in use(rig.run / NEWEST)]
         if what == "has shape":

@@ -734,7 +734,7 @@ def test_moments_may_be_larger_than_weights(run: Path) -> None:
     for name in moments:
         if name.endswith(".step"):
             moments[name].fill_(2e6)
-    save_file(moments, file, {"format": "mtrain"})
+    save_file(moments, file)
     manifest.seal(newest)
     start(run)
     assert (run / "checkpoints/step-00000024").is_dir()
