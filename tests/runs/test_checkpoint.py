@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -341,6 +343,45 @@ def test_weights_that_are_removed_while_they_are_opened_are_missing(
     monkeypatch.setattr(checkpoint, "load_file", lambda file: (shutil.rmtree(path), fail(file)))
     with pytest.raises(manifest.MissingError, match="was removed while it was read; try again"):
         checkpoint.load(path)
+
+
+def test_weights_that_do_not_fit_in_memory_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: Path) -> None:
+        raise RuntimeError(
+            f"unable to mmap 9 bytes from file <{file}>: Cannot allocate memory (12)"
+        )
+
+    path = save(tmp_path, 10)
+    monkeypatch.setattr(checkpoint, "load_file", fail)
+    with pytest.raises(UserError, match=f"^{path}: out of memory; free some$"):
+        checkpoint.load(path)
+
+
+def test_a_path_that_safetensors_cannot_open_is_named() -> None:
+    with pytest.raises(UserError, match="its path is not UTF-8, which safetensors needs; rename"):
+        checkpoint.load(Path(os.fsdecode(b"\xff")))
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "make room and"),
+        (errno.EACCES, "allow writing there and"),
+        (errno.ENOENT, "restore its directory, which was removed or renamed, and"),
+    ],
+)
+def test_why_a_checkpoint_is_not_saved_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, advice: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(manifest, "write_directory", fail)
+    reason = f"cannot save the checkpoint: {os.strerror(code)}; {advice} run the same command again"
+    with pytest.raises(UserError, match=f"step-00000010: {reason}$"):
+        save(tmp_path, 10)
 
 
 def test_a_checkpoint_that_is_removed_before_it_is_averaged_is_named(

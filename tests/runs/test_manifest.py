@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -117,7 +118,29 @@ def test_a_file_that_is_removed_while_it_is_read_is_missing(
     with pytest.raises(manifest.MissingError, match="text: missing"):
         manifest.verify(tmp_path / "sealed")
     (tmp_path / "sealed" / manifest.NAME).unlink()
+    with pytest.raises(manifest.MissingError, match=r"manifest\.json: missing"):
+        manifest.verify(tmp_path / "sealed")
     assert not manifest.is_complete(tmp_path / "sealed")
+
+
+@pytest.mark.parametrize("name", ["text", manifest.NAME])
+def test_what_cannot_be_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As behind a mount that fails for a while: nothing may be removed, or passed over."""
+
+    def fail(*_: object) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    write(tmp_path / "sealed", "whole")
+    readers = {"text": (manifest, "hash_file"), manifest.NAME: (manifest.files, "read_whole")}
+    monkeypatch.setattr(*readers[name], fail)
+    for function in (manifest.verify, manifest.is_complete)[: 1 + (name == manifest.NAME)]:
+        with pytest.raises(
+            UserError, match=f"{name}: cannot be read: Input/output error"
+        ) as caught:
+            function(tmp_path / "sealed")
+        assert not isinstance(caught.value, manifest.DamagedError)
 
 
 @pytest.mark.parametrize("name", [".sealed.partial", ".sealed.removed", "sealed"])

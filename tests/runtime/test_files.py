@@ -111,7 +111,9 @@ def test_what_gets_its_name_is_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", checked_replace)
+    opened = os.listdir("/dev/fd")
     write(tmp_path / "new")
+    assert os.listdir("/dev/fd") == opened
     assert flushed[tmp_path.stat().st_ino] == content(tmp_path) == ["new"]
 
 
