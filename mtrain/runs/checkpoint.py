@@ -127,8 +127,7 @@ def load_trainer(path: Path) -> TrainerState:
         loop = read_json_file(inner / layout.STATE, Loop)
         if loop.step != step_of(path):
             raise ValueError(f"{layout.STATE} is of step {loop.step}")
-        with out_of_memory_as(f"{inner}: out of memory; free some"):
-            return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
+        return TrainerState(load_file(inner / layout.OPTIMIZER), loop)
     except (SafetensorError, ValueError) as error:
         raise manifest.DamagedError(f"{inner}: cannot be read: {error}") from None
 

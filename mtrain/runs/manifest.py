@@ -137,7 +137,7 @@ def seal(directory: Path) -> None:
     """
     entries = {}
     permissions = directory.stat().st_mode & 0o666
-    for item in sorted(directory.iterdir()):
+    for item in directory.iterdir():
         if not item.is_file() or item.name == NAME:
             continue
         files.set_permissions(item, permissions)
