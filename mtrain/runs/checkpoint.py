@@ -119,7 +119,7 @@ def load(path: Path) -> Snapshot:
 def load_trainer(path: Path) -> TrainerState:
     """Verify and read the `trainer/` directory of a checkpoint; raises `DamagedError`."""
     inner = path / layout.TRAINER
-    if path.is_dir() and not inner.exists():
+    if not inner.exists():
         text = "no such directory: mtrain keeps the trainer's state of the newest checkpoints only"
         raise manifest.DamagedError(f"{inner}: {text}")
     manifest.verify(inner, layout.OPTIMIZER, layout.STATE)
@@ -201,8 +201,7 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     # damaged ones count, too: the average must not silently use older ones instead
     named = _scheduled(layout.named_checkpoints(directory), train)
     count = last or train.average_last or train.keep_checkpoints
-    # one more than there are: a name may claim any step
-    count = min(count, len(named) + 1)
+    count = min(count, len(named))  # a name may claim any step
     wanted = last_scheduled(directory, layout.last_step(named), train, count)
     paths = list(takewhile(Path.exists, reversed(wanted)))[::-1]
     if not paths:
@@ -221,7 +220,6 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
         advice = "restore it, or remove the checkpoint to average the intact ones"
         raise UserError(f"{error}; {advice}") from None
     with _saving(output):
-        files.make_directories(output.parent)
         manifest.write_new_directory(output, partial(_fill, mean, None))
     return paths
 

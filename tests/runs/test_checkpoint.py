@@ -17,6 +17,7 @@ import torch
 from conftest import edit, empty, folder, link
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from mtrain.config.schema import TrainConfig
 from mtrain.runs import checkpoint, layout, manifest
@@ -244,6 +245,11 @@ def test_a_checkpoint_whose_trainer_s_state_is_gone(tmp_path: Path) -> None:
         checkpoint.load_trainer(path)
 
 
+def test_a_trainer_s_state_of_another_step_is_damage(tmp_path: Path) -> None:
+    with pytest.raises(DamagedError, match=r"trainer: cannot be read: state\.json is of step 20"):
+        checkpoint.load_trainer(save(tmp_path, 30))
+
+
 def test_damaged_checkpoints_are_removed_when_intact_ones_of_their_age_are(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         path = save(tmp_path, step)
@@ -265,6 +271,10 @@ def test_the_average_is_the_mean(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / step_name(4), Snapshot({"bias": torch.zeros(5)}, CONFIG, b""))
     with pytest.raises(UserError, match=r"step-00000004: its model has another shape"):
         checkpoint.average([paths[0], tmp_path / step_name(4)])
+    save_file({"bias": torch.zeros(5).half()}, tmp_path / step_name(4) / "model.safetensors")
+    manifest.seal(tmp_path / step_name(4))
+    with pytest.raises(UserError, match=r"step-00000004: bias is torch\.float16, not fp32"):
+        checkpoint.average([tmp_path / step_name(4)])
 
 
 # --- run directories --------------------------------------------------------------------------
@@ -289,6 +299,10 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
         (run / "best.json").write_text(json.dumps({**content, "best": best}))
         assert checkpoint.resolve(run) == expected
     assert checkpoint.resolve(first) == first
+    for name in ("manifest.json", "model.safetensors"):  # loading it tells what is missing
+        moved = (first / name).rename(tmp_path / name)
+        assert checkpoint.resolve(first) == first
+        moved.rename(first / name)
     shutil.rmtree(first)
     with pytest.raises(UserError, match=rf"{first}: the best .* is missing; name another: {last}"):
         checkpoint.resolve(run)
@@ -412,6 +426,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "several" / "file").touch()
     (tmp_path / "prepared").mkdir()
     (tmp_path / "prepared" / "tokenizer.model").touch()
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / ".lock").touch()
     (tmp_path / "linked").mkdir()
     (tmp_path / "nothing").mkdir()
     (tmp_path / "linked" / "checkpoints").symlink_to(tmp_path / "elsewhere" / "checkpoints")
@@ -421,6 +437,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("nothing", "neither a run directory nor a checkpoint"),
         ("new", "no complete checkpoint; train it"),
         ("prepared", "prepared: this run has no complete checkpoint; train it, or restore"),
+        ("begun", "begun: this run has no complete checkpoint; train it, or restore"),
         ("several", f"name one: {tmp_path / 'several' / 'a'}, {tmp_path / 'several' / 'b'}"),
         ("linked", "checkpoints: is a link, which is not followed"),
     ):
@@ -471,8 +488,8 @@ def test_averaging_a_run_takes_its_newest(tmp_path: Path) -> None:
     for last, count in ((2, 2), (0, 3)):  # of `train.average_last`, or all that are kept
         train, path = EVERY_10.model_copy(update={"average_last": last}), tmp_path / f"last-{last}"
         assert len(checkpoint.average_run(run, None, path, train)) == count
-    with pytest.raises(UserError, match="mean: exists already"):
-        checkpoint.average_run(run, 2, output, EVERY_10)
+    with pytest.raises(UserError, match="mean: exists already"):  # before anything is averaged
+        checkpoint.average_run(run, 4, output, EVERY_10)
     with pytest.raises(UserError, match=r"scheduled checkpoints to average: 3, but --last is 4"):
         checkpoint.average_run(run, 4, tmp_path / "other", EVERY_10)
     only_stopped = make_run(tmp_path / "stopped", 5)
