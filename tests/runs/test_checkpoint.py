@@ -443,6 +443,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=words):
             checkpoint.resolve(tmp_path / name)
+    with pytest.raises(UserError, match="begun: nothing has been trained yet; run mtrain train"):
+        layout.refuse_prepared(tmp_path / "begun")
+    (tmp_path / "begun" / "run.json").touch()
+    layout.refuse_prepared(tmp_path / "begun")
 
 
 def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
