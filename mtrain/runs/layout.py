@@ -80,9 +80,8 @@ def refuse_run_files(path: Path) -> None:
     """
     target = Path(os.path.realpath(path))
     for parent in list(target.parents)[:MAX_PARENTS]:
-        first, *rest = target.relative_to(parent).parts
         is_run = any((parent / name).is_file() for name in (LOCK, RUN))
-        is_name = first in DIRECTORIES or (first in FILES and not rest)
+        is_name = target.relative_to(parent).parts[0] in (*FILES, *DIRECTORIES)
         if (is_run and is_name) or _is_sealed(parent):
             raise RefusedError(f"{path}: belongs to {parent}; write to another path")
 

@@ -463,6 +463,14 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
     assert "is intact; use it" not in str(caught.value)
 
 
+def test_a_sealed_checkpoint_that_cannot_be_parsed_is_not_called_intact(tmp_path: Path) -> None:
+    first, last = (save(tmp_path, step) for step in (10, 20))
+    (last / "model.safetensors").write_bytes(b"no tensors")
+    manifest.seal(last)
+    with pytest.raises(UserError, match=f"^{last}: cannot be read: .*; {first} is intact; use it$"):
+        checkpoint.load_or_name_intact(last)
+
+
 def test_a_name_that_claims_a_huge_step_takes_no_memory(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", 10, 20)
     (run / "checkpoints" / step_name(2**53 - 2)).mkdir()

@@ -304,7 +304,7 @@ def test_a_file_that_is_stdin_is_not_written_over(folder: Path) -> None:
 KEPT = """
 run/config.yaml run/.lock run/tokenizer.vocab run/metrics.jsonl run/sub/../best.json run/checkpoints
 run/checkpoints/new run/checkpoints/new/a/b run/validation/new.txt run/tensorboard/new
-link/train.log out sealed/new sealed/trainer/new damaged/new
+link/train.log out sealed/new sealed/trainer/new damaged/new prepared/run.json
 """
 FREE = "run/test.out run/avg run/sub/config.yaml other/config.yaml web/new new/out"
 
@@ -313,6 +313,8 @@ FREE = "run/test.out run/avg run/sub/config.yaml other/config.yaml web/new new/o
 def test_what_a_run_or_checkpoint_keeps_is_not_written_to(folder: Path, name: str) -> None:
     for directory in ("run/sub", "run/checkpoints", "other", "web", "sealed", "damaged"):
         (folder / directory).mkdir(parents=True)
+    (folder / "prepared").mkdir()
+    (folder / "prepared/.lock").touch()
     (folder / "run/run.json").touch()
     (folder / "link").symlink_to("run")
     (folder / "out").symlink_to("run/best.json")
