@@ -187,14 +187,14 @@ def test_a_sealed_file_of_any_size_is_not_read(
 
 
 def test_only_complete_steps_exist(tmp_path: Path) -> None:
-    for step in (30, 10, 100_000_000, 20):
+    for step in (20_000_000, 10, 100_000_000, 20):
         save(tmp_path, step)
     (tmp_path / step_name(20) / "manifest.json").unlink()
     (tmp_path / "step-00000040").mkdir()
     (tmp_path / "step-5").mkdir()
     save(tmp_path, 50).rename(tmp_path / "average")
     (tmp_path / ".step-00000060.partial").mkdir()
-    assert names(tmp_path) == ["step-00000010", "step-00000030", "step-100000000"]
+    assert names(tmp_path) == ["step-00000010", "step-20000000", "step-100000000"]
     assert names(tmp_path / "absent") == []
 
 
@@ -357,6 +357,18 @@ def test_weights_that_are_removed_while_they_are_opened_are_missing(
     monkeypatch.setattr(checkpoint, "load_file", lambda file: (shutil.rmtree(path), fail(file)))
     with pytest.raises(manifest.MissingError, match="was removed while it was read; try again"):
         checkpoint.load(path)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = save(tmp_path, 10)
+    monkeypatch.setattr(manifest, "hash_file", fail)
+    with pytest.raises(UserError, match=f"{path}/.*: cannot be read: Input/output error"):
+        checkpoint.is_intact(path)
 
 
 def test_weights_that_do_not_fit_in_memory_are_named(
