@@ -267,7 +267,7 @@ def _why_no_checkpoints(path: Path) -> str:
     """Return why a directory without checkpoints is refused, and what to do."""
     if layout.is_prepared(path):
         return NO_CHECKPOINT
-    if path.name == layout.CHECKPOINTS and path.is_dir():
+    if path.name == layout.CHECKPOINTS:
         return f"holds the checkpoints of a run; name one of them, or the run, {path.parent}"
     runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
     if runs:

@@ -228,9 +228,11 @@ def test_why_a_place_cannot_be_written_is_told(
         outputs.check_writable(tmp_path / "out")
 
 
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lines", [600, 9999], ids=["at the end", "at once"])
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, lines: int) -> None:
+    """It is noticed when the buffer is flushed, or when a large piece is written."""
     (tmp_path / "out").write_text("old")
-    write = f"write_output(Path('{tmp_path}/out'), b'x\\n' * 9999)"
+    write = f"write_output(Path('{tmp_path}/out'), b'x\\n' * {lines})"
     code = f"from mtrain.runtime.outputs import *; {write}"
     line = ["bash", "-c", 'ulimit -f 1; exec "$0" -c "$1"', sys.executable, code]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
