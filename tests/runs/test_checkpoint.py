@@ -482,6 +482,10 @@ def test_a_sealed_checkpoint_that_cannot_be_parsed_is_not_called_intact(tmp_path
     manifest.seal(last)
     with pytest.raises(UserError, match=f"^{last}: cannot be read: .*; {first} is intact; use it$"):
         checkpoint.load_or_name_intact(last)
+    (last / "trainer" / "optimizer.safetensors").write_bytes(b"no tensors")
+    manifest.seal(last / "trainer")
+    with pytest.raises(DamagedError, match="trainer: cannot be read: .*header"):
+        checkpoint.load_trainer(last)
 
 
 def test_a_name_that_claims_a_huge_step_takes_no_memory(tmp_path: Path) -> None:

@@ -202,6 +202,17 @@ def test_a_partial_file_that_was_replaced_is_not_published(tmp_path: Path) -> No
     assert (out.read_text(), partial.read_text()) == ("old", "of another")
 
 
+def test_a_directory_that_may_not_be_read_gets_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(files, "sync", refuse)
+    outputs.write_output(tmp_path / "out", b"new")
+    assert (tmp_path / "out").read_text() == "new"
+
+
 def test_where_no_new_file_can_be_made_the_file_itself_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
