@@ -164,7 +164,7 @@ def _standard(name: str | Path) -> str | int:
         return 1
     with suppress(OSError):
         for number in (1, 2):
-            if os.path.samestat(os.stat(name), os.fstat(number)) and str(name) != os.devnull:
+            if os.path.samestat(os.stat(name), os.fstat(number)):
                 return number
     return str(name)
 

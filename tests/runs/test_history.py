@@ -67,6 +67,10 @@ def test_nll_decides_until_a_validation_reaches_a_bleu_of_1() -> None:
         assert History.begin(metric).as_json()["measure"] == metric
 
 
+def test_a_validation_that_is_not_a_number_is_the_worst_wherever_it_is() -> None:
+    assert with_nll((0.1, math.nan), (0.1, 6.0)).best_step_name == step_name(20)
+
+
 def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
     found = history("bleu", 2.0, 3.0, 2.5)
     for score, best in ((3.0, found.entries[1]), (3.1, scored(30, "average", bleu=3.1))):

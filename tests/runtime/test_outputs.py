@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -190,6 +192,22 @@ def test_a_file_that_another_process_begins_at_the_same_moment_is_refused(
     assert (partial.read_text(), names(tmp_path)) == ("theirs", ["out.partial"])
 
 
+def test_a_file_that_another_process_creates_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial, open_regular = tmp_path / "out.partial", files.open_regular
+
+    def open_after_another(path: Path, flags: int) -> int:
+        if flags & os.O_EXCL:
+            partial.write_text("theirs")
+        return open_regular(path, flags)
+
+    monkeypatch.setattr(files, "open_regular", open_after_another)
+    with pytest.raises(RefusedError, match=r"out\.partial: another process is writing it"):
+        outputs.write_output(tmp_path / "out", b"mine")
+    assert (partial.read_text(), names(tmp_path)) == ("theirs", ["out.partial"])
+
+
 def test_a_partial_file_that_was_replaced_is_not_published(tmp_path: Path) -> None:
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     out.write_text("old")
@@ -216,15 +234,38 @@ def test_a_directory_that_may_not_be_read_gets_the_file(
 def test_where_no_new_file_can_be_made_the_file_itself_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But not over its old content where there is no room."""
+
     def refuse(path: Path, *, keeps_lines: bool) -> int:
-        raise PermissionError(13, "Permission denied", str(path))
+        raise OSError(code, os.strerror(code), str(path))
 
     monkeypatch.setattr(outputs, "_make_held", refuse)
     (tmp_path / "out").write_text("old")
+    code = errno.ENOSPC
+    with pytest.raises(UserError, match="out: cannot write: No space left on device"):
+        outputs.write_output(tmp_path / "out", b"new")
+    assert (tmp_path / "out").read_text() == "old"
+    code = errno.EACCES
     outputs.write_output(tmp_path / "out", b"new")
     assert (tmp_path / "out").read_text() == "new"
     with pytest.raises(UserError, match="absent: cannot write: Permission denied"):
         outputs.write_output(tmp_path / "absent", b"new")
+
+
+def test_a_file_that_may_not_be_written_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").write_text("old")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may always write
+    with pytest.raises(UserError, match="out: cannot write: Permission denied"):
+        outputs.write_output(tmp_path / "out", b"new")
+    assert ((tmp_path / "out").read_text(), names(tmp_path)) == ("old", ["out"])
+
+
+def test_an_open_file_without_a_name_is_written() -> None:
+    with tempfile.TemporaryFile() as file:
+        outputs.write_output(Path(f"/dev/fd/{file.fileno()}"), b"new")
+        assert file.read() == b"new"
 
 
 @pytest.mark.parametrize(
