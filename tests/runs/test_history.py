@@ -113,6 +113,15 @@ def test_the_best_where_more_steps_follow_is_kept_as_well() -> None:
     assert history("bleu").best_names(10) == set()
 
 
+def test_records_of_impossible_scores_make_no_history() -> None:
+    scores = {"valid/bleu": 5.0, "valid/chrf": 9.0, "valid/nll": 1.0, "valid/signature": "x"}
+    records = [{"step": 5, "lr": 0.1}, {"step": 10, **scores}]
+    assert History.of_records("bleu", records).steps == [10]
+    for wrong in ({"valid/bleu": 500.0}, {"valid/signature": 1}):
+        with pytest.raises(ValueError, match=r"entries|history"):
+            History.of_records("bleu", [{**records[1], **wrong}])
+
+
 @pytest.mark.parametrize(
     ("changes", "place"),
     [

@@ -62,6 +62,7 @@ def test_the_loss_and_its_gradients_follow_the_formula(
     shown = [leaves[0][real], leaves[1][real], leaves[2]]
     expected = naive(shown, targets[real], smoothing, alpha)
     torch.testing.assert_close(list(found), expected)
+    assert [each.requires_grad for each in found] == [True, False, False]
     found_grads = torch.autograd.grad(found.loss_sum * 0.37, leaves)
     expected_grads = torch.autograd.grad(expected[0] * 0.37, leaves)
     torch.testing.assert_close(found_grads, expected_grads)

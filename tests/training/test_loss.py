@@ -32,6 +32,14 @@ def test_label_smoothing_by_hand() -> None:
     )
 
 
+def test_a_probability_that_is_rounded_to_0_has_a_finite_loss_and_the_right_gradient() -> None:
+    hidden = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    result = projected_cross_entropy(hidden, torch.eye(2), torch.tensor([1]), 0.0)
+    assert float(result.nll_sum) == pytest.approx(87.3365)
+    assert not result.nll_sum.requires_grad  # is for records alone
+    assert torch.autograd.grad(result.loss_sum, hidden)[0].tolist() == [[1.0, -1.0]]
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 9, 100])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
