@@ -234,5 +234,5 @@ def chunk_rows(count: int, width: int, device: str) -> int:
     have fewer.
     """
     max_rows = max(CHUNK_ROWS, CHUNK_VALUES.get(device, CHUNK_VALUES["cpu"]) // width)
-    chunks = max(1, math.ceil(count / max_rows))
-    return ROW_MULTIPLE * max(1, math.ceil(count / chunks / ROW_MULTIPLE))
+    chunks = math.ceil(count / max_rows)
+    return ROW_MULTIPLE * math.ceil(count / chunks / ROW_MULTIPLE)

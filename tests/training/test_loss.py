@@ -70,6 +70,21 @@ def test_the_loss_and_its_gradients_are_torchs(
     assert hidden.grad.dtype == dtype
 
 
+@pytest.mark.parametrize(
+    ("count", "width", "device", "rows"),
+    [
+        (1, 8000, "cpu", 32),
+        (5000, 8000, "cpu", 512),  # more than fit into 2 ** 20 values
+        (5000, 320, "cpu", 2528),  # two chunks
+        (5000, 320, "mps", 2528),
+        (5000, 8000, "cuda", 5024),
+        (70_000, 8000, "cuda", 23_360),
+    ],
+)
+def test_the_rows_of_a_chunk_by_hand(count: int, width: int, device: str, rows: int) -> None:
+    assert loss.chunk_rows(count, width, device) == rows
+
+
 def test_targets_that_are_not_real_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss, "CHUNK_VALUES", {"cpu": 4 * V})
     monkeypatch.setattr(loss, "CHUNK_ROWS", 1)
