@@ -38,8 +38,6 @@ def projected_cross_entropy(
     """Return the sums over (N,) targets, from (N, D) hidden states and the (V, D) output matrix;
     a mask `real` (N,) leaves the other targets out.
     """
-    if real is not None:
-        real = real.to(hidden.dtype)
     sums = _Projected.apply(hidden, weight, targets, smoothing, real)  # type: ignore[no-untyped-call]
     return Loss(*sums)
 
