@@ -71,6 +71,19 @@ def test_a_validation_that_is_not_a_number_is_the_worst_wherever_it_is() -> None
     assert with_nll((0.1, math.nan), (0.1, 6.0)).best_step_name == step_name(20)
 
 
+@pytest.mark.parametrize(
+    ("values", "outlook"),
+    [
+        ((1.0,), None),
+        ((1.0, 2.0), "The last validation is the best by bleu: more steps may help."),
+        ((2.0, 1.0), "The best step is step-00000010: 1 later validation was no better."),
+        ((2.0, 1.0, 2.0), "The best step is step-00000010: 2 later validations were no better."),
+    ],
+)
+def test_whether_training_still_helped(values: tuple[float, ...], outlook: str | None) -> None:
+    assert history("bleu", *values).outlook == outlook
+
+
 def test_the_average_may_be_the_best_but_counts_for_no_patience() -> None:
     found = history("bleu", 2.0, 3.0, 2.5)
     for score, best in ((3.0, found.entries[1]), (3.1, scored(30, "average", bleu=3.1))):

@@ -99,9 +99,11 @@ def test_a_resume_tells_of_damaged_records(
     for step in (50, 100, 150):
         file.append(record(step))
     lines = file.path.read_text().splitlines(keepends=True)
-    file.path.write_text("".join((lines[0], lines[1].replace("{", "[", 1), *lines[2:], "{cut")))
+    long = json.dumps(record(140, lr="1" * (1 << 16))) + "\n"
+    damaged = (lines[0], lines[1].replace("{", "[", 1), lines[2], long, "{cut")
+    file.path.write_text("".join(damaged))
     file.cut(150)
-    assert caplog.messages == [f"{file.path}: damaged lines were removed: 2"]
+    assert caplog.messages == [f"{file.path}: damaged lines were removed: 2, 4"]
     assert file.path.read_text() == lines[0] + lines[2]
 
 

@@ -105,6 +105,7 @@ def test_the_lines_that_are_kept_of_a_link_s_file_lie_next_to_that_file(
 
 
 def test_no_attempt_removes_the_lines_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").touch()  # has none
     for text in ("one\n", "two\n", "three\n"):
         assert fails(text, tmp_path / "out", keeps_lines=True)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
