@@ -484,7 +484,7 @@ def test_a_sealed_checkpoint_that_cannot_be_parsed_is_not_called_intact(tmp_path
         checkpoint.load_or_name_intact(last)
     (last / "trainer" / "optimizer.safetensors").write_bytes(b"no tensors")
     manifest.seal(last / "trainer")
-    with pytest.raises(DamagedError, match="trainer: cannot be read: .*header"):
+    with pytest.raises(DamagedError, match=r"trainer: cannot be read: .*header"):
         checkpoint.load_trainer(last)
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,9 @@ def test_a_signal_raises_at_once_only_where_nothing_can_be_left_unfinished() -> 
     with pytest.raises(StoppedError, match="stopped by SIGINT"), asked.at_once():
         asked._on_signal(signal.SIGINT, None)
     assert not asked.is_at_once
+    asked = Stop()
+    with pytest.raises(StoppedError, match="stopped by SIGTERM"), asked.at_once():
+        asked.received = signal.SIGTERM  # as in a callback, where Python ignores the error
 
 
 def test_a_signal_without_a_terminal_to_announce_the_wait_on_is_heard(
@@ -109,6 +113,24 @@ def test_a_second_signal_ends_the_process_with_its_code(monkeypatch: pytest.Monk
     assert caught.value.code == EXIT_INTERRUPTED
     assert os.read(reader, 9) == b"\0"
     os.close(reader)
+
+
+def test_a_signal_soon_after_the_first_is_the_same_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not one of many that each come soon after another."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    clock = iter([10.0, 10.08, 10.16])
+    monkeypatch.setattr(stop, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    reader, writer = os.pipe()
+    os.write(writer, bytes([signal.SIGTERM, signal.SIGTERM, signal.SIGINT]))
+    with pytest.raises(SystemExit) as caught:
+        stop._end_on_second(reader)
+    assert caught.value.code == EXIT_INTERRUPTED
+    os.close(reader)
+    os.close(writer)
 
 
 def test_a_time_limit_is_counted_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
