@@ -60,7 +60,7 @@ class Stop:
                 signal.signal(number, self._on_signal)
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(writer)
         Thread(target=_end_on_second, args=(reader,), daemon=True).start()
         atexit.register(_ignore_signals)  # signals would kill the interpreter while it shuts down
 
