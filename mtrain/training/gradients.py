@@ -231,7 +231,6 @@ class ThreadedGradients:
             for future in futures:
                 future.result()
         finally:
-            self._end()
             wait(futures)
 
     def _slices(self, batches: Iterable[SeededBatch], count: int) -> Iterator[Slice]:

@@ -392,7 +392,7 @@ def test_each_slice_has_randomness_of_its_own(config: Path, tmp_path: Path) -> N
     )
 
 
-def test_a_thread_that_cannot_be_started_ends_the_others() -> None:
+def test_where_a_thread_cannot_be_started_the_others_end() -> None:
     class Pool(ThreadPoolExecutor):
         def submit(self, *arguments: Any) -> Future[Any]:
             if futures:
