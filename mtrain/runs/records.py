@@ -191,7 +191,7 @@ def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> st
         start = datetime.strptime(provenance.created, TIME).timestamp()
     except ValueError:
         return None
-    seconds = max((record.get("time") or 0 for record in records), default=0) - start
+    seconds = max((record.get("time", 0) for record in records), default=0) - start
     return tqdm.format_interval(seconds) if seconds > 0 else None
 
 

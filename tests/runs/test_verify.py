@@ -20,10 +20,8 @@ from conftest import edit, empty, folder, huge, link, pipe, run_mtrain
 from faults.mutate import mutate_json
 
 from mtrain.report import page
-from mtrain.runs import manifest, reader, records
-from mtrain.runs.records import MetricsFile
+from mtrain.runs import manifest, reader
 from mtrain.runs.verify import BAD, Finding, verify
-from mtrain.runtime.errors import UserError
 
 LAST, AVERAGE = "checkpoints/step-00000400", "checkpoints/average"
 INNER = f"{LAST}/trainer"
@@ -192,18 +190,6 @@ def test_what_is_no_file_of_a_run_is_found(run: Path, harm: Harm) -> None:
         harm(run / name)
     assert {each.what for each in bad_ones(run)} >= rest
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
-
-
-@pytest.mark.parametrize(
-    ("line", "limit"), [(b"\n", "MAX_BROKEN"), (b'{"step":1}\n', "MAX_RECORDS")]
-)
-def test_records_that_no_run_writes_take_neither_time_nor_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, limit: str
-) -> None:
-    monkeypatch.setattr(records, limit, 1000)
-    (tmp_path / "metrics.jsonl").write_bytes(line * 1001)
-    with pytest.raises(UserError, match=r"metrics\.jsonl:1001: more lines, .* than a run writes;"):
-        MetricsFile(tmp_path / "metrics.jsonl").parse()
 
 
 @pytest.mark.parametrize(
