@@ -8,17 +8,19 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TinyConfig, Train, edit, run_mtrain, status, write_config
 
-from mtrain.runs import checkpoint, layout, reader, sets
+from mtrain.runs import checkpoint, compatibility, layout, reader, sets
 from mtrain.runs.directory import RunDirectory
-from mtrain.runs.records import Provenance
+from mtrain.runs.records import TIME, Provenance, State, Status
 from mtrain.runtime import files, lock
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.lock import ReplacedError
@@ -271,7 +273,7 @@ def test_a_config_and_what_job_scripts_leave_are_no_hindrance(
 ) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    for name in ("slurm-17.out", "job.err", "nohup.out", ".gitignore"):
+    for name in ("slurm-17.log", "job.err", "nohup.out", ".gitignore"):
         (run / name).write_text("")
     assert train(shutil.copy(config, run / "mine.yaml")) == 0
     assert status(run)["state"] == "complete"
@@ -292,9 +294,11 @@ def test_a_users_config_is_not_written_over(
 
 def test_the_stored_config_goes_on_with_a_run(train: Train, run: Path) -> None:
     own = run / "config.yaml"  # of another hash than in run.json: as after a kill between the two
+    edit(run / "run.json", created="2020-01-01T00:00:00+0000")
     assert train(own, "--set", "train.max_steps=4") == 0
     assert train(own, "--set", "train.max_steps=6") == 0
     assert status(run)["step"] == 6
+    assert json.loads((run / "run.json").read_text())["created"] == "2020-01-01T00:00:00+0000"
 
 
 @pytest.mark.parametrize("spelling", ["run", "run/", "./run"])
@@ -343,6 +347,24 @@ def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
         assert train(config) == 0
 
 
+@pytest.mark.parametrize(
+    ("state", "step", "is_there", "has_saved"),
+    [
+        *((state, 3, True, True) for state in ("complete", "stopped", "running")),
+        ("failed", 10, True, False),  # at the first save
+        ("failed", 11, True, True),
+        ("failed", 9, False, False),
+        ("failed", 10, False, True),
+    ],
+)
+def test_whether_a_run_had_saved_follows_from_its_status(
+    tmp_path: Path, state: State, step: int, is_there: bool, has_saved: bool
+) -> None:
+    checkpoints = tmp_path if is_there else tmp_path / "checkpoints"
+    found = compatibility._has_saved(Status(state=state, step=step), 10, checkpoints)
+    assert found is has_saved
+
+
 def test_a_refused_start_leaves_a_damaged_status_as_it_is(
     train: Train, config: Path, run: Path
 ) -> None:
@@ -381,15 +403,19 @@ def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path) -> None
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
-        (errno.ENOSPC, "make room and run the same command again"),
-        (errno.EROFS, "allow writing there, or choose another run_dir"),
+        (errno.ENOSPC, "; make room and run the same command again"),
+        (errno.EROFS, "; allow writing there, or choose another run_dir"),
+        (errno.EFBIG, "; raise the limit on the size of files (ulimit -f)"),
+        (errno.ENOTDIR, "; restore the directory, or choose another run_dir"),
+        (errno.EIO, ""),
     ],
 )
 def test_an_error_of_writing_the_run_says_what_to_do(code: int, advice: str) -> None:
     run = RunDirectory(Path("runs/new"))
+    assert str(run.failure(OSError("odd"))) == "runs/new: cannot use the run directory: odd"
     for path in ("runs/new/.lock", "runs"):  # or a folder that cannot be made for it
         failure = run.failure(OSError(code, os.strerror(code), path))
-        text = f"{path}: cannot use the run directory: {os.strerror(code)}; {advice}"
+        text = f"{path}: cannot use the run directory: {os.strerror(code)}{advice}"
         assert str(failure) == text
 
 
@@ -403,6 +429,7 @@ def test_a_refused_start_is_kept_beside_the_state_of_the_run(
     found = status(run)
     last = found.pop("last_start")
     assert ((last["state"], last["exit_code"]), found) == (("refused", 2), before)
+    assert datetime.strptime(last["time"], TIME).timestamp() > time.time() - 3600
     assert last["reason"].split("\n")[0] in message
     assert last["reason"] in (run / "train.log").read_text()
 
