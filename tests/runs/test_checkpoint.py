@@ -308,7 +308,7 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
         checkpoint.resolve(run)
     edit(run / "best.json", best={"checkpoint": "../x", "step": 1})
     with pytest.raises(
-        UserError, match=r"best\.json: damaged: .* name another run or a checkpoint"
+        UserError, match=r"damaged: .*; remove it, and train will .* name another run or a check"
     ):
         checkpoint.resolve(run)
 

@@ -154,8 +154,11 @@ def test_a_step_is_a_tree_of_micro_batches_and_of_their_slices(
     batches = [batch_of(32 * size, 32, seed=size) for size in sizes]
     seeds = count()
     leaves = [[next(seeds) for _ in range(size)] for size in sizes]
-    seeded = ((batch, own.__getitem__) for batch, own in zip(batches, leaves, strict=True))
-    workers.sum_up(seeded, len(sizes))
+    seeded = [(batch, own.__getitem__) for batch, own in zip(batches, leaves, strict=True)]
+    for _ in range(2):
+        workers.sum_up(seeded, len(sizes))
+        free = {id(sums) for sums in workers.free.queue if sums is not None}
+        assert free == {id(sums) for sums in workers.sums[1:]}
     values = [
         [
             torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 9)
