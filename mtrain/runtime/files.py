@@ -37,7 +37,7 @@ def open_regular(path: Path, flags: int) -> int:
         # without O_NONBLOCK, opening a pipe waits for its other end
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        is_not_regular = error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
+        is_not_regular = error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR)
         raise (_refusal(path) if is_not_regular else error) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -126,7 +126,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` at the end of the block, as `write_bytes` does."""
     partial = path.with_name(PARTIAL.format(path.name))
-    if path.is_dir() and not path.is_symlink():  # `os.replace` would name the temporary file
+    if path.is_dir():  # `os.replace` would name the temporary file
         raise _refusal(path)
     try:
         with create(partial) as out:

@@ -69,9 +69,9 @@ def _cgroups() -> Iterator[Path]:
 
 def _quota(cgroup: Path) -> float:
     """Return the number of cores that a cgroup of version 2 or 1 may keep busy."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # the quota may be "max"
         quota, period = (cgroup / "cpu.max").read_text().split()
-        return math.inf if quota == "max" else int(quota) / int(period)
+        return int(quota) / int(period)
     with suppress(OSError, ValueError):
         names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
         quota_us, period_us = (int((cgroup / name).read_text()) for name in names)

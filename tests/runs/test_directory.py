@@ -82,8 +82,10 @@ def test_a_file_that_stays_is_a_regular_one(
     """A log, or a lock: of a run, and of a cache that others may write to, too."""
     path = tmp_path / "kept"
     PLANTS[kind](path, victim)
+    before = os.listdir("/dev/fd")
     with pytest.raises(OSError, match="where mtrain needs a regular file"), opened(path):
         pass
+    assert os.listdir("/dev/fd") == before
     assert victim.read_text() == "precious\n"
     assert sorted(item.name for item in tmp_path.iterdir()) == ["kept", "precious.txt"]
 

@@ -290,12 +290,12 @@ def test_interrupted_and_running_runs(run: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     here = socket.gethostname()
-    for pid, host, words in (
-        *((pid, here, "was killed") for pid in (gone.pid, 0, 2**31 - 1)),
-        (os.getpid(), here, "trains it"),
-        (os.getpid(), "elsewhere", "on elsewhere does not run here"),
+    for pid, host, state, words in (
+        *((pid, here, "running", "was killed") for pid in (gone.pid, 0, 2**31 - 1, None)),
+        *((os.getpid(), here, state, "trains it") for state in ("running", "preparing")),
+        (os.getpid(), "elsewhere", "running", "on elsewhere does not run here"),
     ):
-        edit(run / "status.json", state="running", exit_code=None, pid=pid, host=host)
+        edit(run / "status.json", state=state, exit_code=None, pid=pid, host=host)
         found = {one.what: one for one in verify(run)}
         assert not [one for one in found.values() if one.state in BAD]
         assert words in found["status.json"].detail

@@ -30,11 +30,27 @@ def test_an_odd_lock_file_is_no_hindrance(tmp_path: Path, content: str) -> None:
 
 def test_who_holds_a_lock_is_named(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
+    path.write_text("a longer text of something else" * 9)
     with lock.exclusive(path):
         for holder in (f"{os.getpid()} on {socket.gethostname()}", "999999999 on elsewhere"):
             with pytest.raises(RefusedError, match=f"in use by process {holder}; wait for it"):
                 lock.exclusive(path).__enter__()
             path.write_text('{"pid": 999999999, "host": "elsewhere"}')
+
+
+@pytest.mark.parametrize(
+    ("error", "is_alive"),
+    [(ProcessLookupError, False), (OverflowError, False), (PermissionError, True), (None, True)],
+)
+def test_a_process_of_another_user_is_alive(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None, is_alive: bool
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert lock.is_alive(7) is is_alive
 
 
 def test_a_full_disk_does_not_prevent_a_lock(
