@@ -153,7 +153,7 @@ def _reporting(died_message: str) -> Iterator[None]:
 def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:
     """Start another process, if the system can; raises `UserError` if it cannot start the first."""
     try:
-        workers.append(_start(work, [pipe for _, pipe in workers], forked=forked))
+        workers.append(_start(work, forked=forked))
     except OSError as error:  # too many processes or open files, or no memory
         if not workers:
             raise UserError(f"cannot start a process: {error.strerror}; {LIMITS}") from None
@@ -161,18 +161,16 @@ def _add(workers: list[Worker], work: Work[Any, Any], *, forked: bool) -> bool:
     return True
 
 
-def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Worker:
-    """Start a process; `pipes` lead to the earlier ones. The new process blocks the signals that
-    request a stop, since only this process acts on them.
+def _start(work: Work[Any, Any], *, forked: bool) -> Worker:
+    """Start a process, which blocks the signals that request a stop: only this process acts on
+    them.
     """
     # forking a process with threads can deadlock: see `map_tasks`
     context: Any = multiprocessing.get_context("fork" if forked else "spawn")
     here, there = context.Pipe()
-    inherited = [*pipes, here] if forked else []  # a forked process inherits all open files
     if not forked:
         resource_tracker.ensure_running()  # it would unblock signals when the first process starts
-    arguments = os.getpid(), there, work, inherited
-    process = context.Process(target=_work, args=arguments, daemon=True)
+    process = context.Process(target=_work, args=(os.getpid(), there, work), daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, EXIT_CODES)
     try:
         with warnings.catch_warnings():
@@ -184,13 +182,10 @@ def _start(work: Work[Any, Any], pipes: list[Connection], *, forked: bool) -> Wo
     return process, here
 
 
-def _work(parent: int, pipe: Connection, work: Work[Any, Any], inherited: list[Connection]) -> None:
-    """Do the tasks that arrive, until the other end of the pipe is closed; first close the parent's
-    ends of pipes, `inherited`. On Linux the process dies with its parent: a forked process that
-    survived would keep the parent's locks.
+def _work(parent: int, pipe: Connection, work: Work[Any, Any]) -> None:
+    """Do the tasks that arrive, until the other end of the pipe is closed. On Linux the process
+    dies with its parent: a forked process has inherited the pipes and the parent's locks.
     """
-    for other in inherited:
-        other.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with suppress(EOFError, OSError):
