@@ -281,6 +281,16 @@ def test_why_a_place_cannot_be_written_is_told(
         outputs.check_writable(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/out", "Not a directory"), ("none/out", "No such file"), (".", "Is a directory")],
+)
+def test_a_place_where_no_file_can_be_is_told(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"cannot write: {reason}"):
+        outputs.check_writable(tmp_path / name)
+
+
 @pytest.mark.parametrize("lines", [600, 9999], ids=["at the end", "at once"])
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, lines: int) -> None:
     """It is noticed when the buffer is flushed, or when a large piece is written."""
