@@ -90,7 +90,7 @@ class Augmenter:
             case "title":
                 return self._outside_symbols(src, _title), self._outside_symbols(tgt, _title)
             case "no_final":
-                return src.rstrip().rstrip(FINAL).rstrip() or src, tgt
+                return src.rstrip().rstrip(FINAL).rstrip(), tgt
             case "typos":
                 return self._outside_symbols(src, lambda text: _mistype(text, draw)), tgt
             case _:

@@ -71,9 +71,10 @@ def test_no_source_becomes_blank(tokenizer: Tokenizer) -> None:
     [
         ("upper", ("bavo's <ph7> größe.", "b é"), ("BAVO'S <ph7> GRÖSSE.", "B É")),
         ("upper", ("12 有", "12"), ("12 有", "12")),
-        ("title", ("bavo's  CELU <ph7> (x) ñu", "éa b"), ("Bavo's  CELU <ph7> (x) Ñu", "Éa B")),
+        ("title", ("bavo's  CELU <ph7> (x) ñu", "éa ǆb"), ("Bavo's  CELU <ph7> (x) Ñu", "Éa ǅb")),
         ("no_final", ("bavo. celu .", "a b."), ("bavo. celu", "a b.")),
         ("no_final", ("有。", "a!"), ("有", "a!")),
+        ("no_final", ("bavo. ", "a b. "), ("bavo", "a b. ")),
         ("no_final", ("bavo celu", "a b."), ("bavo celu", "a b.")),
         ("no_final", ("?!", "a b."), ("?!", "a b.")),
         ("typos", ("12 <ph7> 3.", "12."), ("12 <ph7> 3.", "12.")),
@@ -95,6 +96,11 @@ def test_changes_by_hand(
 def test_a_symbol_that_another_begins_with_is_not_split() -> None:
     tokenizer = train_pieces(user_symbols=["_a", "_ab"])
     assert augment(tokenizer, [("celu _ab", "_a b")], upper=1.0) == [("CELU _ab", "_a B")]
+
+
+def test_a_vocabulary_may_have_no_symbols() -> None:
+    found = augment(train_pieces(), [("bavo's CELU", "éa b")], title=1.0)
+    assert found == [("Bavo's CELU", "Éa B")]
 
 
 def test_numbers_are_others_but_alike_on_both_sides(tokenizer: Tokenizer) -> None:
