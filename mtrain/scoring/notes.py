@@ -93,7 +93,7 @@ def _is_copy(text: str, source: str) -> bool:
 
 def _trigrams(text: str) -> set[str]:
     text = "".join(text.lower().split())
-    return {text[i : i + 3] for i in range(max(1, len(text) - 2))}
+    return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
 def _has_loop(text: str) -> bool:

@@ -96,12 +96,16 @@ def test_empty_lines() -> None:
 def test_copies_of_the_source_unless_the_reference_is_one() -> None:
     sources = english(100, seed=7)
     references = with_lines(CHINESE, lambda line: sources[4], 5)
-    copied = [sources[i] + " " if i in (4, 10, 11, 30) else line for i, line in enumerate(CHINESE)]
+    copied = [
+        sources[i].upper() + " " if i in (4, 10, 11, 30) else line for i, line in enumerate(CHINESE)
+    ]
     note = notes(copied, references, sources)["copied"]
     assert (note.lines, note.first) == (3, [11, 12, 31])
     assert "copied" not in notes(copied, references)
     nearly = [line.replace(" the ", " ") for line in sources]
     assert notes(nearly, references, sources)["copied"].lines > 90
+    sizes = [f"{n} kg" for n in range(100)]  # few letters
+    assert "copied" not in notes(sizes, CHINESE, sizes)
 
 
 def test_one_translation_of_many_sources() -> None:
@@ -132,6 +136,7 @@ def test_another_script_than_the_references() -> None:
     assert notes(mixed, mixed) == {}
     assert notes(unspaced(100, GREEK), REFERENCE)["script"].lines == 100
     assert "script" not in notes(unspaced(100, KANA), unspaced(100, HAN))  # Japanese mixes them
+    assert "script" not in notes(with_lines(CHINESE, lambda line: "OK", 5, 6, 7), CHINESE)
 
 
 @pytest.mark.parametrize(
