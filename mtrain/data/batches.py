@@ -191,7 +191,7 @@ def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
     # groups have equal numbers of tokens, not of pairs, because batches do
     tokens = np.cumsum(longest[by_target])
     groups = max(1, round((tokens[-1] / max_tokens) ** 0.5))
-    group = np.minimum(tokens * groups // (tokens[-1] + 1), groups - 1)
+    group = tokens * groups // (tokens[-1] + 1)  # below `groups`
     # every second group is in descending order, so that a batch across two groups has even lengths
     direction = np.where(group % 2, -1, 1)
     order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
