@@ -208,6 +208,7 @@ def test_accents_in_another_unicode_form_are_told() -> None:
         assert notes(hypotheses, hypotheses) == {}
     assert find_faults(apart, [composed, apart], []) == []
     assert "form" not in notes(REFERENCE, apart)
+    assert "form" not in notes(apart, REFERENCE)
 
 
 def test_letters_that_are_separate_in_every_unicode_form() -> None:
