@@ -190,8 +190,8 @@ def batch_by_tokens(lengths: NDArray[np.int64], max_tokens: int) -> list[NDArray
     by_target = np.lexsort((lengths[:, 0], lengths[:, 1]))
     # groups have equal numbers of tokens, not of pairs, because batches do
     tokens = np.cumsum(longest[by_target])
-    groups = max(1, round((tokens[-1] / max_tokens) ** 0.5))
-    group = tokens * groups // (tokens[-1] + 1)  # below `groups`
+    groups = round((tokens[-1] / max_tokens) ** 0.5)
+    group = tokens * groups // (tokens[-1] + 1)
     # every second group is in descending order, so that a batch across two groups has even lengths
     direction = np.where(group % 2, -1, 1)
     order = by_target[np.lexsort((lengths[by_target, 0] * direction, group))]
@@ -399,6 +399,5 @@ def _deal(count: int, ranges: int, random: np.random.Generator) -> list[int]:
     """Cut the numbers below `count` into `ranges` ranges, shuffle each, then take a number from
     each range in turn.
     """
-    ranges = max(1, min(ranges, count))
     shuffled = [random.permutation(part) for part in np.array_split(np.arange(count), ranges)]
     return [number for turn in zip_longest(*shuffled) for number in turn if number is not None]
