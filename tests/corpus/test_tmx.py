@@ -102,6 +102,7 @@ def test_inline_elements_and_line_breaks(tmp_path: Path, segment: str, text: str
         ("en", ["en-GB", "EN", "en"], 1),
         ("en", ["en-GB", "en_us"], 0),
         ("EN", ["eng", "fr", "en-US"], 2),
+        ("en", ["eng", " en "], 1),
         ("en-US", ["en", "en-GB", "en-us"], 2),
         ("en_us", ["en", "en-US-x-old"], 1),
         ("zh-Hant", ["zh-TW", "zh-Hant-HK"], 1),
@@ -220,6 +221,11 @@ def test_a_file_that_is_no_sound_memory_is_refused(
     tmp_path: Path, text: str | bytes, words: str
 ) -> None:
     assert words in error_of(write(tmp_path, text))
+
+
+def test_an_error_names_a_few_languages(tmp_path: Path) -> None:
+    units = [unit(tuv(f"x{n}", "a")) for n in range(30)]
+    assert error_of(write(tmp_path, memory(*units))).endswith(", x18, x19")
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
