@@ -64,7 +64,7 @@ _PRESENTATION = re.compile(
 # the scripts of India, Sri Lanka and Myanmar, Korean and Japanese.
 _DECOMPOSED = re.compile(
     "\\S[\u0300-\u036f\u0653-\u0655\u093c\u09be\u09d7\u0b3e\u0b56\u0b57\u0bbe\u0bd7\u0c56\u0cc2\u0cd5"
-    "\u0cd6\u0d3e\u0d57\u0dca\u0dcf\u0ddf\u102e\u1161-\u1175\u11a8-\u11c2\u3099\u309a]"
+    "\u0cd6\u0d3e\u0d57\u0dca\u0dcf\u0ddf\u102e\u1161-\u1175\u3099\u309a]"
 )
 
 # The bytes 0x80 to 0xbf, which continue a character in UTF-8, as Windows-1252 reads them.
@@ -109,7 +109,7 @@ _ESCAPED = re.compile(
     r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
     r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})|"
     r"(?<=[^\s\\])\\[nrt](?:$|(?![a-z])[^\W\d_])|(?<=[.!?])\\[nrt]|"
-    r"(?<=\w)\\'(?=\w)|(?<!\\)\\\"\w[^\"\\]*\\\""
+    r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\""
 )
 _NUMBER = re.compile(r"\d+")
 _LAST_LETTER = regex.compile(r"(?r)[\p{L}\p{M}]")

@@ -82,7 +82,7 @@ ODD_TEXT = {
         *(" ab@@ cd", " ▁ab▁cd", " @-@ ", " ##ing", " Ġab Ġcd"),
         *(" <unk> ", " <UNK> ", " [UNK] ", " ⁇ "),
     ],
-    "decomposed": [" cafe\u0301 ", " ハ\u309a "],
+    "decomposed": [" cafe\u0301 ", " ハ\u309a ", normalize("NFD", " 한 ")],
     "presentation": [f" {char} " for char in "\ufb01\ufb13\ufb50\ufbd3\ufd50\ufe8d\ufefb"],
     "mixed_word": [
         *(" pаypal ", " словоx ", " %pаypаl ", " \\nсловоx "),
@@ -136,6 +136,17 @@ def test_honest_text_is_let_pass(folder: Folder) -> None:
     for row, text in enumerate(HONEST):
         folder.bytes["train.xb"][row] += b" " + text.encode()
     assert {kind for _, kind in kinds(folder.look_at_train())} == set()
+
+
+def test_letters_that_were_read_as_windows_1251_are_found() -> None:
+    alphabet = "абвгдежзийклмнопрстуфхцчшщъыьэюяєіїњћџ"
+    texts = {each: f"{each}а{each}".encode().decode("cp1251", "ignore") for each in alphabet}
+    missed = {
+        letter
+        for letter, text in texts.items()
+        if faults._find_mojibake(text, text, is_latin=False) is None
+    }
+    assert missed == set("иш")  # ё and € in Windows-1251
 
 
 def test_final_marks_at_the_beginning_are_named(folder: Folder) -> None:
