@@ -177,7 +177,11 @@ def test_a_huge_row_takes_no_memory(tmp_path: Path, name: str) -> None:
 SHORT_SEGMENT = '<tuv xml:lang="c"><seg></seg></tuv>'
 
 
-@pytest.mark.parametrize("variants", ["", SHORT_SEGMENT * 100_000], ids=["text", "variants"])
+@pytest.mark.parametrize(
+    "variants",
+    ["", SHORT_SEGMENT * 400_000, SHORT_SEGMENT.replace('"c"', f'"{"c" * 20_000}"') * 2000],
+    ids=["text", "variants", "languages"],
+)
 def test_a_huge_unit_takes_no_memory(tmp_path: Path, variants: str) -> None:
     units = unit("" if variants else "x" * HUGE, "y", more=variants) + unit("eins", "one")
     corpus, reading = write_memory(tmp_path / "a.tmx.gz", units), Reading()

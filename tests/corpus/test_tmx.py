@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrain.config.corpora import FileCorpus
-from mtrain.corpus.lines import Reading
+from mtrain.corpus import tmx
+from mtrain.corpus.lines import DROPPED, TOO_LONG, Reading
 from mtrain.corpus.readers import read_pairs, scan
 from mtrain.corpus.tmx import SEVERAL_TEXTS
 from mtrain.runtime.errors import UserError
@@ -202,6 +204,7 @@ FAULTS: list[tuple[str | bytes, str]] = [
     (memory(pair("&x;", "c"), head="<tmx>"), BAD_1.replace("6", "2") + "undefined"),
     (memory("<tu><tu/></tu>"), "a.tmx:6: unit 1: <tu> within <tu>"),
     (memory(unit("<tuv><seg>a<seg>b</seg></seg></tuv>")), "a.tmx:6: unit 1: <seg> within <seg>"),
+    (memory(unit(tuv("en", "a<tu>b</tu>"), tuv("de", "c"))), "no unit has both en and de"),
     (memory("<a>" * 300 + "</a>" * 300), "a.tmx:6: elements nested more than 200 deep"),
     (memory(), "no unit has both en and de; its languages are none"),
     (
@@ -221,6 +224,20 @@ def test_a_file_that_is_no_sound_memory_is_refused(
     tmp_path: Path, text: str | bytes, words: str
 ) -> None:
     assert words in error_of(write(tmp_path, text))
+
+
+def test_a_file_may_have_too_long_units_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tmx, "MAX_UNIT_LENGTH", 200)
+    path = write(tmp_path, memory(pair("a", "b")))
+    assert read(path) == ([], {DROPPED + TOO_LONG: 1})
+    assert scan(corpus(path), Reading()).pairs == 1
+
+
+def test_names_of_elements_may_have_prefixes(tmp_path: Path) -> None:
+    text = re.sub("<(/?)", r"<\1x:", memory(pair("a", "b"), head="<tmx>"))
+    assert read(write(tmp_path, text))[0] == [("a", "b")]
 
 
 def test_an_error_names_a_few_languages(tmp_path: Path) -> None:
