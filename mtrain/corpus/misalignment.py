@@ -85,7 +85,7 @@ def windows_of(pairs: int) -> list[tuple[int, int]]:
         return []
     size = SMALL_WINDOW if pairs <= SMALL_TEXT else WINDOW
     count = min(math.ceil(pairs / size), MAX_WINDOWS)
-    starts = np.linspace(0, max(0, pairs - size), count).astype(int).tolist()
+    starts = np.linspace(0, pairs - size, count).astype(int).tolist()
     return [(start, min(start + size, pairs)) for start in starts]
 
 

@@ -7,7 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from mtrain.config.corpora import GeneratedCorpus
-from mtrain.corpus.misalignment import distance_of, distances_of, misalignment_warnings
+from mtrain.corpus.misalignment import (
+    MAX_WINDOWS,
+    distance_of,
+    distances_of,
+    misalignment_warnings,
+    windows_of,
+)
 from mtrain.corpus.readers import ScoredText
 
 APART = "lengths of the sides do not correlate"
@@ -29,6 +35,7 @@ def signs(sources: list[str], references: list[str]) -> list[str]:
     return list(misalignment_warnings(ScoredText(ENTRY, sources, references, "")))
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("pairs", [1, 99, 100, 501, 30_000])
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_is_said_of_a_sound_corpus(pairs: int, seed: int) -> None:
@@ -37,6 +44,39 @@ def test_nothing_is_said_of_a_sound_corpus(pairs: int, seed: int) -> None:
 
 def test_nothing_is_said_of_lines_of_one_length() -> None:
     assert signs(["a b"] * 1000, ["c d e"] * 1000) == []
+    with np.errstate(all="raise"):
+        assert distance_of(np.full((100, 2), 3)) is None
+
+
+def test_nothing_is_said_of_lines_of_nearly_one_length_or_in_groups() -> None:
+    rng = np.random.default_rng(1)
+    src, tgt = ([char * n for n in rng.integers(99, 102, 1000)] for char in "ab")
+    assert signs(src, tgt) == []
+    lengths = np.repeat(np.exp(rng.normal(3, 0.5, 100)), 20)  # neighbours match nearly as well
+    others = lengths * np.exp(rng.normal(0, 0.3, 2000))
+    assert signs(["a" * round(n) for n in lengths], ["b" * round(n) for n in others]) == []
+
+
+def test_windows_are_within_the_text_and_not_too_many() -> None:
+    assert windows_of(99) == []
+    assert windows_of(120) == [(0, 120)]
+    assert windows_of(5000)[-1] == (4850, 5000)
+    assert len(windows_of(10**9)) == MAX_WINDOWS
+
+
+def test_a_distance_of_less_than_half_of_the_text_is_not_that_of_all() -> None:
+    src, tgt = corpus(1050)
+    tgt[:] = tgt[2:452] + tgt[453:753] + tgt[:2] + tgt[1049:752:-1] + tgt[452:453]
+    assert [APART in sign for sign in signs(src, tgt)] == [True]
+
+
+def test_a_distance_must_be_clear() -> None:
+    rng = np.random.default_rng(1)
+    lengths, noise = rng.integers(5, 100, 500), rng.integers(0, 250, 500)
+    assert distance_of(np.stack((lengths, lengths), 1)) == 0
+    assert distance_of(np.stack((lengths, lengths + noise), 1)) is None  # correlate by 0.35
+    groups = np.repeat(lengths[:100], 5)  # the next line has the same length in four of five
+    assert distance_of(np.stack((groups, groups), 1)) is None
 
 
 @pytest.mark.parametrize("pairs", [200, 30_000])
