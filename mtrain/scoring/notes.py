@@ -232,7 +232,7 @@ def _same_translations(lines: list[Line]) -> Iterator[Note]:
     indices = sorted(chain(*repeated.values()))
     if len(indices) > MAX_EQUAL * len(lines):
         most_common = max(repeated, key=lambda text: len(repeated[text]))
-        shown = cut_to_width(most_common, 60).strip()
+        shown = cut_to_width(most_common, 60)
         texts = "sources" if any(line.source for line in lines) else "references"
         what = f"the same translation for different {texts} (most often: {shown})"
         note = _note(lines, "same", what, indices, "the model ignores parts of the source")

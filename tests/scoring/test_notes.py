@@ -109,14 +109,17 @@ def test_copies_of_the_source_unless_the_reference_is_one() -> None:
 
 
 def test_one_translation_of_many_sources() -> None:
-    hypotheses = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 40))
+    same = "1 boat sails away."
+    hypotheses = with_lines(REFERENCE, lambda line: same + " " * len(line), *range(20, 40))
     for sources in (SOURCE, None):
         note = notes(hypotheses, sources=sources)["same"]
         assert (note.lines, note.first[0]) == (20, 20)
-        assert "most often: 1 boat sails away." in note.what
+        assert f"most often: {same}" in note.what
+        assert note.advice.startswith("the model has hardly learned")
     right = ["Yes."] * 30
     assert "1 boat" in notes(hypotheses + right, REFERENCE + right, [])["same"].what
     assert notes(REFERENCE + right, REFERENCE + ["Yes. "] * 30, []) == {}
+    assert notes(right, right, SOURCE[:30]) == {}
     looping = with_lines(hypotheses, lambda line: line + " so on" * 9, *range(60, 90))
     assert list(notes(looping)) == ["same"]  # only the cause
     few = with_lines(REFERENCE, lambda line: "1 boat sails away.", *range(20, 26))
@@ -181,6 +184,7 @@ def test_letters_with_very_many_accents_take_no_long_time() -> None:
         ("tokenized", lambda line: line.removesuffix(".") + " .", REFERENCE),
         ("escapes", lambda line: line.replace(" - ", " &quot; "), REFERENCE),
         ("unknown", lambda line: f"{line} <unk>", REFERENCE),
+        ("unknown", lambda line: f"{line} [UNK]", REFERENCE),
         ("unknown", lambda line: f"{line}⁇", CHINESE),
         ("bytes", lambda line: f"{line[:9]}\ufffd{line[9:]}", REFERENCE),
         ("case", str.lower, REFERENCE),
@@ -237,6 +241,8 @@ def test_lengths(lines: list[str]) -> None:
     longer = [line + line[5:] for line in lines]
     assert notes(longer, lines)["long"].lines == 100
     assert find_faults(short, [lines, short], []) == []
+    assert "long" not in notes([" ".join(line) for line in lines], lines)
+    assert "long" not in notes(lines, with_lines(lines, lambda line: "", *range(1, 60)))
 
 
 @given(
