@@ -68,8 +68,6 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        if device.type == "cpu":
-            return self
         # a copy from pinned memory does not wait for the work that is queued on the GPU
         parts = [part.pin_memory() if device.type == "cuda" else part for part in self]
         return Batch(*(part.to(device, non_blocking=True) for part in parts))
@@ -245,7 +243,7 @@ def _cut(
     batches = []
     start = 0
     while start < len(order):
-        window = longest[start : start + max(1, max_tokens // int(longest[start]))]
+        window = longest[start : start + max_tokens // int(longest[start])]
         widths = np.maximum.accumulate(window)
         fits = widths * np.arange(1, len(window) + 1) <= max_tokens
         rows = max(1, int(fits.sum()))
@@ -305,7 +303,7 @@ class TokenBatches:
         self.is_closed = False
         self.visits = np.concatenate([_block_schedule(part) for part in store.ranges])
         pairs = ((self.visits[:, 1] - self.visits[:, 0]) * self.visits[:, 2]).sum()
-        self.pools = max(1, math.ceil(float(pairs) / POOL))
+        self.pools = math.ceil(float(pairs) / POOL)
 
     def close(self) -> None:
         """Stop the thread: Python does not exit before it ends."""

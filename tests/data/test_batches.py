@@ -301,6 +301,24 @@ def test_no_pool_is_prepared_after_the_end(monkeypatch: pytest.MonkeyPatch, name
     assert slow.steps < 500
 
 
+def test_each_pool_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Counter[tuple[int, int]]()
+    plan = TokenBatches._plan
+
+    def count(batches: TokenBatches, epoch: int, pool: int) -> list[data.MicroBatch]:
+        planned[epoch, pool] += 1
+        return plan(batches, epoch, pool)
+
+    monkeypatch.setattr(TokenBatches, "_plan", count)
+    store = Store([corpus_of(natural_lengths(50))], [1.0])
+    batches = TokenBatches(store, 600, 1, IDS, 1, row_widths=[64])
+    for epoch in (0, 0, 1, 2):
+        batches.plan(epoch, 0)
+    batches.close()
+    batches.executor.shutdown(wait=True)
+    assert set(planned.values()) == {1}
+
+
 @pytest.mark.usefixtures("_small_pools")
 def test_pairs_come_as_often_as_the_weight_of_their_corpus() -> None:
     weights = [1.0, 3.0, 0.3, 2.5]
