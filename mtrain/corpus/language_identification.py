@@ -68,11 +68,10 @@ class ThirdLanguage:
         least = USUAL * len(sample)
         self.own = _words(language) | {word for word, count in counts.items() if count > least}
         self.other = _words(other)
-        known = {language_code(language), language_code(other)}
         self.candidates = dict[str, set[str]]()
         if _words(language):
             for code, words in FREQUENT.items():
-                if code not in known and not _are_distinct(language, code):
+                if not _are_distinct(language, code):
                     self.candidates[code] = {word for word in words if len(word) > 1}
         self.frequent = set().union(self.own, self.other, *self.candidates.values())
 

@@ -46,7 +46,8 @@ def test_no_text_of_a_side_s_own_languages_is_of_a_third(code: str) -> None:
 
 def test_names_and_a_few_foreign_words_are_no_third_language() -> None:
     third = ThirdLanguage(ENGLISH, "en", "fr")
-    for text in ("El Niño", "the film La vie est belle is not for you", "São Paulo", "", "42"):
+    names = ("El Niño", "the film La vie est belle is not for you", "São Paulo")
+    for text in (*names, "k: s, v: z, o: u, i: e", "это не так, как то что на", "", "42"):
         assert third.language_of(text) == ""
 
 

@@ -236,11 +236,13 @@ def test_a_shift_goes_on_in_the_pairs_that_follow() -> None:
     assert (stop, distance) == (1100, -2)
 
 
-def test_shuffled_pairs_are_at_no_distance() -> None:
+@pytest.mark.parametrize("lost", [0, 1])
+def test_shuffled_pairs_are_at_no_distance(lost: int) -> None:
     sides = lengths(3000)
     sides[600:2400, 1] = np.random.default_rng(1).permutation(sides[600:2400, 1])
-    sides[2400:-1, 1] = sides[2401:, 1]
+    sides[2400 : 3000 - lost, 1] = sides[2400 + lost :, 1]
     [first, last] = distances_of(sides)
-    assert (first[0], first[2], last[1:]) == (0, 0, (3000, -1))
+    assert (first[0], first[2], last[1:]) == (0, 0, (3000, -lost))
+    assert list(distances_of(sides[700:2200])) == []
     assert 600 <= first[1] <= 750
     assert 2250 <= last[0] <= 2550
