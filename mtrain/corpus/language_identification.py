@@ -125,7 +125,7 @@ def lacks_frequent_words(
     """Whether texts have hardly any frequent words of their language, although the other sides of
     the pairs have those of theirs: the texts may have been read in a wrong encoding.
     """
-    if len(texts) < MIN_LACKING or not _words(language) or not _words(other):
+    if len(texts) < MIN_LACKING or not _words(language):
         return False
     step = max(1, len(texts) // SIDE_SAMPLE)
     own = _frequent_fraction(texts[::step], _words(language))

@@ -53,8 +53,7 @@ def _struct(data: mmap.mmap) -> dict[int, Any]:
     while head := data.read_byte():
         step, kind = head >> 4, head & 15
         number = number + step if step else _signed(data)
-        is_valid = kind > 0 and 0 < number < 100
-        if not is_valid or number in fields:  # readers treat such fields differently
+        if not 0 < number < 100 or number in fields:  # readers treat such fields differently
             raise LookupError
         fields[number] = None
         if kind in _INTEGERS:

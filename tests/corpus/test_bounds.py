@@ -16,8 +16,10 @@ import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -257,13 +259,31 @@ def test_the_header_of_a_page_is_read_or_refused(
         list(read_pairs(FileCorpus(file=str(path), src="a", tgt="b"), Reading()))
 
 
-@pytest.mark.parametrize("header", ["15 00 10 15 02 00", "15 8e 80 80 80 20 00"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("15 00 10 15 02 00", "15 8e 80 80 80 20 00"),
+        *("15 02 05 02 02 00", "05 00 02 00", "05 d0 0f 02 00"),
+    ],
+)
 def test_a_header_that_readers_understand_differently_is_refused(header: str) -> None:
-    """An end with a number beside it, and 2^32 + 7, of which others read 7."""
+    """An end with a number beside it; 2^32 + 7, of which others read 7; the same field twice; and
+    the fields 0 and 1000.
+    """
     with mmap.mmap(-1, 16) as data:
         data[: len(bytes.fromhex(header))] = bytes.fromhex(header)
         with pytest.raises(LookupError):
             parquet_reader._struct(data)
+
+
+@pytest.mark.parametrize("header", ["25 01 15 16 00", "25 16 15 01 00"])
+def test_a_page_of_less_than_no_bytes_is_refused(header: str) -> None:
+    chunk = SimpleNamespace(dictionary_page_offset=None, data_page_offset=4)
+    chunk.total_compressed_size = 12
+    with mmap.mmap(-1, 16) as data:
+        data[4:9] = bytes.fromhex(header)
+        with pytest.raises(ValueError, match="damaged"):
+            next(parquet_reader._pages(data, chunk))
 
 
 def nested(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
@@ -272,15 +292,16 @@ def nested(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
     return FileCorpus(file=str(folder / "a.parquet"), src="t.a", tgt="t.b")
 
 
-def delta(folder: Path, rows: list[tuple[str, str]]) -> Corpus:
+def delta(folder: Path, rows: list[tuple[str, str]], version: str = "1.0") -> Corpus:
     table = pyarrow.table({name: [row[i] for row in rows] for i, name in enumerate("ab")})
     coding = dict.fromkeys("ab", "DELTA_BYTE_ARRAY")
     path = folder / "a.parquet"
-    pyarrow.parquet.write_table(table, path, use_dictionary=False, column_encoding=coding)
+    options = {"use_dictionary": False, "column_encoding": coding, "data_page_version": version}
+    pyarrow.parquet.write_table(table, path, **options)
     return FileCorpus(file=str(path), src="a", tgt="b")
 
 
-@pytest.mark.parametrize("make", [parquet, nested, delta])
+@pytest.mark.parametrize("make", [parquet, nested, delta, partial(delta, version="2.0")])
 def test_a_text_that_comes_in_every_row_takes_no_memory(
     tmp_path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

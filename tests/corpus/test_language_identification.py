@@ -47,6 +47,7 @@ def test_no_text_of_a_side_s_own_languages_is_of_a_third(code: str) -> None:
 def test_names_and_a_few_foreign_words_are_no_third_language() -> None:
     third = ThirdLanguage(ENGLISH, "en", "fr")
     names = ("El Niño", "the film La vie est belle is not for you", "São Paulo")
+    names += ("they were not at the Casa de las Flores por la noche con you",)
     for text in (*names, "k: s, v: z, o: u, i: e", "это не так, как то что на", "", "42"):
         assert third.language_of(text) == ""
 
@@ -58,6 +59,15 @@ def test_words_that_are_usual_on_a_side_are_its_own() -> None:
     assert ThirdLanguage([*ENGLISH, *[words] * 30], "en", "de").language_of(words) == ""
 
 
+def test_another_language_must_be_that_of_most_texts_and_of_the_same_script() -> None:
+    french, english = [text_of("fr")] * 60, ENGLISH[:40]
+    assert other_language([*french, *french[:40]], "en") == "fr"
+    assert other_language([*french, *french[:39]], "en") == ""  # few texts
+    assert other_language([*french, *english], "en") == ""
+    assert other_language([*french, *french[:40]], "xx") == ""
+    assert other_language([text_of("ru")] * 100, "en") == ""
+
+
 def test_short_english_texts_are_in_no_other_language() -> None:
     """The article is in them, and the only frequent word that they have."""
     assert other_language(["A red car", "a small house", "A dog, a cat"] * 100, "en") == ""
@@ -66,7 +76,8 @@ def test_short_english_texts_are_in_no_other_language() -> None:
 def test_keys_and_a_few_words_are_no_other_language() -> None:
     """Such as letters that are words of Slovenian, and words that Spanish has in common."""
     assert other_language(["s: save", "v: view", "z: zoom", "k: keep"] * 50, "en") == ""
-    texts = [" ".join(sorted(FREQUENT["sl"] - FREQUENT["en"])[:number]) for number in (5, 6)]
+    words = "o s v z " + " ".join(sorted(FREQUENT["sl"] - FREQUENT["en"])[:6])
+    texts = [words.rpartition(" ")[0], words]
     assert [other_language([text] * 100, "en") for text in texts] == ["", "sl"]
 
 
@@ -85,7 +96,9 @@ def test_a_side_that_was_read_in_a_wrong_encoding_lacks_the_words(written: str, 
     assert lacks_frequent_words(misread, sources, "ru", "en")
     assert not lacks_frequent_words(texts, sources, "ru", "en")
     assert not lacks_frequent_words(misread[:399], sources[:399], "ru", "en")
-    assert not lacks_frequent_words(misread, ["File", "Edit"] * 200, "ru", "en")  # no sentences
+    keys = ["File", "Edit", "Close the file", *["View"] * 97] * 4  # no sentences
+    assert not lacks_frequent_words(misread, keys, "ru", "en")
+    assert not lacks_frequent_words(misread, sources, "ru", "xx")
     assert not lacks_frequent_words(misread, sources, "tt", "en")  # whose words are not known
 
 
