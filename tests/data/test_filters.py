@@ -46,6 +46,8 @@ ODD = [
     ("private \ue000", "e"),
     ("c1 \x85", "f"),
     ("a line\u2028separator", "g"),
+    ("an object \ufffc", "h"),
+    ("no character", "\ufdd0"),
     ("an icon", "of a font \U000f0001"),
     ("漢字", "kanji"),
     ("Привет", "hello"),
@@ -58,10 +60,14 @@ ODD = [
     [
         ({}, ODD, ""),
         ({"identical": True}, ODD[1:-1], "the same text on both sides"),
-        ({"control": True}, [*ODD[:2], *ODD[8:]], "control or invalid characters"),
+        ({"control": True}, [*ODD[:2], *ODD[10:]], "control or invalid characters"),
         ({"src_script": ["Han", "Cyrillic", "Latin"], "tgt_script": ["Latin"]}, ODD, ""),
         # no letters are of any script
-        ({"src_script": ["Latin", "Cyrillic"]}, ODD[:8] + ODD[9:], "src_script is not Latin or C"),
+        (
+            {"src_script": ["Latin", "Cyrillic"]},
+            ODD[:10] + ODD[11:],
+            "src_script is not Latin or C",
+        ),
     ],
 )
 def test_filters_of_text(settings: dict[str, object], pairs: list[Pair], reason: str) -> None:
@@ -99,6 +105,18 @@ def test_lengths_with_eos_decide() -> None:
         "pairs dropped: one side over 2.0 times as long": 1,
     }
     assert Selection(99, FilterConfig()).by_length(lengths, Counter()).all()
+    both = Counter[str]()
+    Selection(10, settings).by_length(np.array([(1, 10)]), both)
+    assert +both == {"pairs dropped: longer than 10 tokens": 1}  # for the first reason only
+
+
+def test_pairs_that_are_certainly_too_long_are_dropped_by_their_characters() -> None:
+    selection, dropped = Selection(2, FilterConfig()), Counter[str]()
+    short, longer = "x" * 128, "x" * 129
+    pairs = [(short, short), (short, longer), (longer, short)]
+    assert selection.by_characters(pairs, 1, dropped) == pairs[:1]
+    assert dropped == {"pairs dropped: longer than 2 tokens": 2}
+    assert selection.by_characters(pairs, 65, Counter()) == pairs
 
 
 # --- repeats ------------------------------------------------------------------------------------
