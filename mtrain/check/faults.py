@@ -112,7 +112,7 @@ _ESCAPED = re.compile(
     r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\""
 )
 _NUMBER = re.compile(r"\d+")
-_LAST_LETTER = regex.compile(r"(?r)[\p{L}\p{M}]")
+_LAST_LETTER = regex.compile(r"(?r)\p{L}")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
 _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RUN}}}")
 # The parts of a word that was divided at the end of a line. A match starts where a word does: else
@@ -432,8 +432,8 @@ def _is_mojibake(match: "re.Match[str]") -> bool:
     if len(decoded) != 1:
         return len(decoded) > 1
     ends_in_quote = len(run) < 4 and run[-1] in _QUOTES and not following.isalpha()
-    is_usual = decoded <= "\u017f" or "\u2010" <= decoded < "\u2c00" or decoded >= "\ufffd"
-    return is_usual and not ends_in_quote and run[0] in "ÂÃÄÅâïð"
+    is_usual = decoded <= "\u017f" or "\u2000" <= decoded < "\u2c00" or decoded >= "\ufffd"
+    return (is_usual or decoded == "\ufeff") and not ends_in_quote
 
 
 def _find_decomposed(text: str) -> int | None:

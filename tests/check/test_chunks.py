@@ -16,7 +16,7 @@ from planting import (
 from mtrain.check import chunks
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
-from mtrain.check.words import Characters
+from mtrain.check.words import Characters, Words
 from mtrain.config.corpora import TextCorpus
 
 
@@ -25,6 +25,14 @@ def test_words_are_runs_characters_or_threes() -> None:
     words, _ = CHARACTERS.read(texts)
     assert words.counts.tolist() == [4, 3, 6, 2, 0, 0]
     assert words.hashes[0] == words.hashes[1]
+    apart, together, numbers = (CHARACTERS.read([text])[0] for text in ("ก ขค", "กขค", "İ 12"))
+    assert [set(apart.hashes) & set(together.hashes), *numbers.counts] == [set(apart.hashes[1:]), 2]
+
+
+def test_texts_that_are_doubled() -> None:
+    texts = ["a b c d a b c d", "a b c d e a b c d", "a b a b", "a b c d a b c e"]
+    assert CHARACTERS.read(texts)[0].are_doubled().tolist() == [True, False, False, False]
+    assert len(Words.join([]).shifted(3)) == 0
 
 
 @settings(deadline=None)
