@@ -52,12 +52,11 @@ def _describe(document: Document, key: str, errors: list[Any]) -> str:
         return expected[-1]
     others = [text.removeprefix("should be ") for text in expected[1:]]
     raw = document.raw.get(key)
-    is_text = any(each["type"] == "string_type" for each in errors)
-    got = _shown(error["input"], raw, is_text)
+    got = _shown(error["input"], raw, error["type"] == "string_type")
     advice = next(filter(None, (_number_advice(each, raw) for each in errors)), "")
     advice = advice or _list_advice(key, error["input"])
-    advice_on_file = _table_advice(error["input"]) if name == "file" else ""
-    return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}{advice_on_file}"
+    on_table = _table_advice(error["input"])
+    return f"{' or '.join([expected[0], *others])}, got {got}{advice}{purpose}{on_table}"
 
 
 # Names in the configs of fairseq, OpenNMT-py, JoeyNMT and transformers that no key resembles.
@@ -124,7 +123,7 @@ def _advice(key: str, section: type[BaseModel]) -> str:
     meant = named_keys(name, parent)
     is_elsewhere = any(each.rpartition(".")[2] == name for each in meant)
     candidates = [*known, *(field for kind in kinds.values() for field in kind.model_fields)]
-    similar = difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    similar = difflib.get_close_matches(name, candidates, n=1)
     if similar and not is_elsewhere:
         meant = [f"{parent}.{similar[0]}" if parent else similar[0]]
     if meant:
@@ -211,4 +210,4 @@ def _shown(value: object, raw: str | None, is_text: bool) -> str:
         return f"a list of {len(value)}"
     if value is None:
         return "nothing"
-    return repr(value)[:80] if isinstance(value, str) else str(raw or value)[:80]
+    return repr(value)[:80] if isinstance(value, str) else str(raw or value)
