@@ -609,6 +609,18 @@ def test_changes_are_listed_by_dotted_keys_and_some_are_free(tmp_path: Path) -> 
     assert fixed_changes(old, new) == fixed
 
 
+def test_settings_that_may_change_within_a_run(tmp_path: Path) -> None:
+    data = ["root=r", "train=[{src: a, tgt: b}]", "valid.src=a", "test.x={src: a, tgt: b}"]
+    data += ["workers=2", "allow_swapped=true", "allow_overlap=true"]
+    train = ["max_steps=9999", "patience=1", "log_every=1", "tensorboard=true"]
+    train += ["keep_checkpoints=1", "average_last=1", "accum_steps=2", "step_batches=2"]
+    train += ["device=cpu", "threads=2", "precision=fp32", "packing=false", "compile=false"]
+    free = ["run_dir=y", "decode.beam_size=5", *(f"data.{each}" for each in data)]
+    old, new = load(tmp_path, DATA), load(tmp_path, DATA, *free, *(f"train.{e}" for e in train))
+    assert len(changed_keys(old, new)) == len(free) + len(train)
+    assert fixed_changes(old, new) == []
+
+
 # --- Configs that earlier versions kept --------------------------------------------------------
 
 STORED = Path(__file__).with_name("stored_config_0_1.yaml")
