@@ -166,6 +166,21 @@ def test_numbers_are_numbers(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, DATA, f"train.peak_lr={text}").train.peak_lr == float(text)
 
 
+def test_a_sum_of_fractions_may_be_rounded_up(tmp_path: Path) -> None:
+    parts = {"upper": 0.05, "title": 0.55, "no_final": 0.3, "typos": 0.1}
+    assert sum(parts.values()) > 1
+    load(tmp_path, DATA, *(f"train.augment.{key}={part}" for key, part in parts.items()))
+
+
+def test_merges_may_be_dropped_from_a_vocabulary_that_exists(tmp_path: Path) -> None:
+    """Its own type counts, not that of the config."""
+    settings = ["train.subword_sampling=0.1", "tokenizer.model_type=unigram"]
+    for existing in ("tokenizer.path=x", "train.init_from=x"):
+        load(tmp_path, DATA, *settings, existing)
+    own = "train.init_vocabulary=own"
+    assert "drops merges" in refusal(tmp_path, DATA, *settings, "train.init_from=x", own)
+
+
 def test_a_byte_order_mark_and_carriage_returns_are_read_over(tmp_path: Path) -> None:
     text = "\ufeff" + DATA.replace("\n", "\r\n")
     assert load(tmp_path, text) == load(tmp_path, DATA)
@@ -204,6 +219,7 @@ CORPORA_REFUSED = [
     ("{src: a.en}", "tgt: required, but missing (file of its translation"),
     ("{src: a.en, tgd: a.de}", "tgd: unknown key; did you mean data.train.0.tgt?"),
     ("{src: a.en, tgt: a.de, tag: <a b>}", "tag: '<a b>' contains white space"),
+    ("{src: a.en, tgt: a.de, tag: \u2581x}", "tag: '\u2581x' contains white space"),
     ("{src: a.en, tgt: a.de, split: x}", "split: unknown key; it is for entries with generated or"),
     ("{generatd: phrasebook}", "generatd: unknown key; did you mean data.train.0.generated?"),
     ("{src: 5, tgt: a.de}", "src: should be a valid string, got 5"),
@@ -238,7 +254,7 @@ CHANGED = [
     ("v.de}", "v.de, tgt_lang: Chinese}", "6: data.valid.tgt_lang: Chinese: did you mean zh?"),
     ("v.de}", "v.de}\n  test: {src: a, tgt: b}", "7: data.test.src: 'a'; each set needs a name"),
     ("v.de}", "v.de}\n  test: {valid: {src: a, tgt: b}}", "7: data.test.valid: is the name of"),
-    ("v.de}", "v.de}\n  test:\n    valid.0: {src: a, tgt: b}", "8: data.test.valid.0: is the name"),
+    ("v.de}", "v.de}\n  test:\n    valid.10: {src: a, tgt: b}", "8: data.test.valid.10: is the"),
     ("v.de}", "v.de}\n  test: {augment: {scr: a}}", "7: data.test.augment.scr: did you mean data."),
     ("v.de}", "v.de}\n  test: [{src: a, tgt: b}]", "7: data.test: a list of 1; each set needs a"),
     ("v.de}", "v.de, swap: true, src_lang: cz}", "6: data.valid.src_lang: cz: did you mean cs?"),
@@ -310,6 +326,8 @@ ADDED = [
     ("filter: {src_script: [' ']}", "7: filter.src_script.0: not a Unicode script"),
     ("filter: {src_script: ['Latin}']}", "7: filter.src_script.0: Latin}}: did you mean Latin?"),
     ("train: {warmup_steps: 0}", "7: train.warmup_steps: at least 1 warm-up step"),
+    ("train: {schedule: inverse_sqrt, peak_lr: 1, warmup_steps: 0}", "7: train.warmup_steps: 1 w"),
+    ("train: {schedule: cosine, peak_lr: 1, max_steps: 4000}", "7: train.warmup_steps: not below"),
     ("train: {schedule: linear, peak_lr: 1, max_steps: 9}", "7: train.warmup_steps: max_steps 9"),
     ("seed: !!python/object/apply:os.getcwd []", "7: seed: the tag not allowed"),
     ("seed: &s 1\nmodel: *s", "8: model: should be a mapping"),
@@ -445,6 +463,7 @@ def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
         "model.norm",
         "train.max_steps",
     ]
+    assert "\n" not in refusal(tmp_path, DATA, "data.train=[{file: a.tmx, src: en, model: m}]")
 
 
 # --- --set ------------------------------------------------------------------------------------
