@@ -175,8 +175,6 @@ class BeamSearch:
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
         """Add those of the best `beam_size` candidates that have ended to the ended hypotheses."""
         positions, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
-        if not len(positions):
-            return
         ids_lists = self.hypotheses[rows[positions, ranks]].tolist()
         ended_scores = scores[positions, ranks].tolist()
         for position, ids, score in zip(positions.tolist(), ids_lists, ended_scores, strict=True):
@@ -218,9 +216,9 @@ class BeamSearch:
         """Whether a sentence that may be done is at its limit, or has no live hypothesis that is
         better than the ended ones by `LIVE_MARGIN`. Without the margin, a confident model would
         stop too early, with a beam full of unlikely endings. A beam of 1 is greedy search, which
-        ends with its first eos.
+        ends with its first eos: it has no other candidate.
         """
-        if self.beam_size == 1 or self.rules.is_last(sentence, self.hypotheses.shape[1]):
+        if self.rules.is_last(sentence, self.hypotheses.shape[1]):
             return True
         return best_live <= LIVE_MARGIN + max(h.score for h in self.ended[sentence])
 
@@ -235,8 +233,7 @@ class BeamSearch:
         """Keep the scores of the best W' unended candidates per sentence; return their rows among N
         and tokens, both (B * W',). `ends` (B, C) marks eos; None: no candidate ended.
         """
-        C = scores.shape[1]
-        W = min(self.beam_size, C)
+        C, W = scores.shape[1], self.beam_size
         if ends is None:
             rows, tokens, self.scores = rows[:, :W], tokens[:, :W], scores[:, :W]
         else:  # sort by rank, but ended candidates after all others

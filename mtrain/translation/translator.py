@@ -192,7 +192,7 @@ class Translator:
         indices = [index for index, line in enumerate(lines) if not is_blank(line)]
         sources, cut = self.loaded.encode_sources([lines[index] for index in indices])
         prefix_ids: list[list[int]] = [[] for _ in indices]
-        if prefixes and any(prefixes):
+        if prefixes is not None:
             prefix_ids = self.loaded.tokenizer.encode([prefixes[index] for index in indices])
         limit = self.loaded.positions_limit or math.inf
         full = [i for i, ids in enumerate(prefix_ids) if len(ids) >= limit]
@@ -346,12 +346,11 @@ class Translator:
         banned: tuple[int, ...] = ids.pad, ids.bos
         if tokenizer.has_byte_fallback:  # so that the training text has no unknown piece
             banned += (tokenizer.unk_id,)
-        prefixes = [line.prefix for line in group]
         return Rules(
             [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group],
             ids.eos,
             banned=banned,
-            prefixes=prefixes if any(prefixes) else None,
+            prefixes=[line.prefix for line in group],
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
 

@@ -233,6 +233,13 @@ def test_a_search_ends_with_its_endings(beam_size: int) -> None:
     assert longest <= beam_size
 
 
+def test_the_best_ending_decides_whether_a_search_ends() -> None:
+    """Not the first one, which is unlikely here."""
+    first, later = ([math.log(p) for p in row] for row in ((0.01, 0.985, 0.005), (0.9, 0.04, 0.06)))
+    (found,) = beam(lambda _, prefix: later if prefix else first, [50], 2)
+    assert [hypothesis.ids for hypothesis in found] == [[1], []]
+
+
 def test_no_sentences_give_no_hypotheses() -> None:
     assert beam(random_table(0, 3), [], 2) == []
 
@@ -354,10 +361,14 @@ def test_the_temperature_does_not_change_the_score_of_a_sample() -> None:
     ],
 )
 def test_unlikely_tokens_are_never_drawn(sampler: TokenSampler, kept: set[int]) -> None:
-    probs = torch.tensor([[0.2, 0.25, 0.5, 0.05]]).log()
+    """The others are as frequent as they are likely."""
+    probs = torch.tensor([[0.2, 0.25, 0.5, 0.05]])
     numbers = torch.linspace(0, 1, 501, dtype=torch.float64)
-    drawn = sampler.draw(probs.expand(501, 4), numbers)
+    drawn = sampler.draw(probs.log().expand(501, 4), numbers)
     assert set(drawn.tolist()) == kept
+    weights = probs[0, drawn.unique()] ** (1 / sampler.temperature)
+    shares = drawn.bincount()[drawn.unique()] / 501
+    assert shares.tolist() == pytest.approx((weights / weights.sum()).tolist(), abs=0.01)
 
 
 def test_a_sample_ends_at_its_limit_even_if_eos_has_no_probability() -> None:

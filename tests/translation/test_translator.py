@@ -632,6 +632,8 @@ def test_batches_are_scored_at_the_same_time_with_the_same_result(
         torch.set_num_threads(threads)
         found.append(scorer.nll(sources, targets, Ranks()))
         assert (seen, torch.get_num_threads()) == ({1}, threads)
+        with ThreadPoolExecutor(1) as pool:  # a new thread
+            assert pool.submit(torch.get_num_threads).result() == threads
     assert found[0] == found[1] == found[2]
 
 
