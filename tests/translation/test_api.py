@@ -76,6 +76,8 @@ def test_translations_begin_with_their_prefixes(loaded_model: LoadedModel) -> No
     assert first.startswith("lapo bavo")
     assert second == model.translate("lapo")
     assert first == model.translate("bavo celu", target_prefix="lapo bavo")
+    limits = {"max_len_a": 0.0, "max_len_b": 0}  # a prefix may be longer
+    assert model.translate("bavo", target_prefix="lapo bavo", **limits) == "lapo bavo"
     with pytest.raises(mtrain.UserError, match="target_prefix: expected a line, not list"):
         model.translate("bavo", target_prefix=["lapo"])
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.model.decoder import DecoderState
+from mtrain.model.transformer import Dropout
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.workers import CAN_FORK
@@ -400,6 +401,10 @@ def test_each_part_of_the_validation_set_has_its_tag(both: LoadedModel, both_run
     there, back = both.tagged("<2bb>"), both.tagged("<2aa>")
     assert Translator(there).best([*sources]) + Translator(back).best([*targets, ""]) == written
     assert (there.tgt_lang, back.tgt_lang, both.tgt_lang) == ("ba", "aa", "ba")
+    data = both.config.data.model_copy(update={"test": {}})
+    without_test = both.config.model_copy(update={"data": data})
+    directions = [*there.directions, *back.directions]
+    assert replace(both, config=without_test).directions == directions
     [parts] = [
         entry["parts"]
         for entry in [*content["history"], content["average"]]
@@ -509,6 +514,8 @@ def test_learned_positions_limit_both_sides(
     assert all(hypothesis.score < 0 for row in results for hypothesis in row)
     assert [len(ids) + 1 for ids in found.loaded.encode_targets([line])[0]] == [12]
     assert found.loaded.max_target_length == 12
+    shorter = untrained(positions="learned", max_positions=9).loaded
+    assert replace(found.loaded, other_models=(shorter,)).positions_limit == 9
     assert Scorer(found.loaded).score(["bavo", "bavo"], ["bavo", line])[1] == ([], [1])
 
 
@@ -635,6 +642,15 @@ def test_batches_are_scored_at_the_same_time_with_the_same_result(
         with ThreadPoolExecutor(1) as pool:  # a new thread
             assert pool.submit(torch.get_num_threads).result() == threads
     assert found[0] == found[1] == found[2]
+
+
+def test_a_model_in_training_is_used_without_dropout(
+    tokenizer: Tokenizer, config: Config
+) -> None:
+    rates = Dropout(0.5, 0.5, 0.5)
+    model = random_model(vocab_size=tokenizer.vocab_size, rates=rates).train()
+    scorer = Scorer(LoadedModel(model, tokenizer, config.decode, config))
+    assert scorer.score(["bavo"], ["zwent"]) == scorer.score(["bavo"], ["zwent"])
 
 
 # --- Loading ---------------------------------------------------------------------------------
