@@ -64,6 +64,7 @@ def test_a_text_gives_a_text_and_a_list_a_list(model: mtrain.Model) -> None:
     assert model.translate([]) == []
     assert model.translate(["", LINES[1]]) == ["", best[1]]
     lists = model.translate(np.array(LINES[:2]), n_best=2)
+    assert list(map(len, lists)) == [2, 2]
     found = model.translate(LINES[0], n_best=2)
     assert [each.text for each in found] == [each.text for each in lists[0]]
 

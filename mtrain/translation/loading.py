@@ -167,8 +167,7 @@ def load(*paths: Path, device: str = "auto", precision: str = "auto", **decode: 
                 f"{directory}: has another vocabulary than {paths[0]}; an ensemble needs models "
                 "with the same vocabulary"
             )
-        overrides = {} if models else decode
-        models.append(unpack(snapshot, directory, overrides, device=device, precision=precision))
+        models.append(unpack(snapshot, directory, decode, device=device, precision=precision))
         _check_languages(models[0].config, models[-1].config, paths[0], directory)
     return replace(models[0], other_models=tuple(models[1:]))
 

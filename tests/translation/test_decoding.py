@@ -47,6 +47,7 @@ def test_lines_are_sampled_by_their_number(translator: Translator) -> None:
     for text, samples in zip(found, several, strict=True):
         assert text in [sample.text for sample in samples]
     assert sampling(translator, seed=6).best(LINES) != found
+    assert sampling(translator, seed=0).best(LINES) != sampling(translator).best(LINES)
     assert translator.best(LINES) != found
 
 
@@ -139,6 +140,7 @@ def test_ensembles_of_different_vocabularies_are_refused(trained_run: Path, tmp_
         (["▁", "a", "▁", "▁", "b"], [0, 0, 1, 1, 1]),
         (["▁a", "<0xE6>", "<0xBC>", "<0xA2>", "▁b"], [0, 0, 0, 0, 1]),
         (["▁a", "<0xC2>", "<0xA0>", "b"], [0, 0, 1, 1]),  # a no-break space
+        (["<0xC2>", "<0xA0>", *["<0xC3>", "<0xA9>"] * 2], [0] * 6),  # then é é, without spaces
         (["▁a▁b", "▁"], [1, 1]),
         (["a", "b", "▁c"], [0, 0, 1]),  # no space before the first word
         (["▁"], [0]),
@@ -178,12 +180,28 @@ def test_real_alignments_fit_their_lines(translator: Translator) -> None:
     targets = translator.best(LINES)
     links, cut = align(translator.loaded, LINES, targets)
     assert cut == []
-    small = override_decode(translator.decode, batch_tokens=9)
+    small = override_decode(translator.decode, batch_tokens=1)
     assert align(replace(translator.loaded, decode=small), LINES, targets) == (links, [])
     for source, target, line in zip(LINES, targets, links, strict=True):
         pairs = [tuple(map(int, link.split("-"))) for link in line.split()]
         assert [word for _, word in pairs] == list(range(len(target.split())))
         assert all(0 <= word < len(source.split()) for word, _ in pairs)
+
+
+def test_the_last_layers_decide_on_alignments(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four, of which two attend to the second word; the first layer does so most."""
+    (pieces,) = translator.loaded.tokenizer.encode(["x"])  # of the first word
+
+    def maps(src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
+        weights = torch.zeros(4, 1, 1, tgt_in.shape[1], src.shape[1])
+        weights[..., len(pieces)] = torch.tensor([9.0, 0.0, 0.6, 0.6]).view(4, 1, 1, 1)
+        weights[..., 0] = torch.tensor([0.0, 1.0, 0.4, 0.4]).view(4, 1, 1, 1)
+        return {"cross": list(weights)}
+
+    monkeypatch.setattr(translator.loaded.model, "attention_maps", maps)
+    assert align(translator.loaded, ["x y"], ["z"]) == (["0-0"], [])
 
 
 # --- The command line ---------------------------------------------------------------------------

@@ -112,7 +112,9 @@ def test_texts_are_the_same_without_scores(translator: Translator, beam_size: in
     small = with_decode(translator, beam_size=beam_size, batch_tokens=200)
     lines = [*SENTENCES, "", "bavo " * 30]
     expected, _ = small.translate(lines)
-    assert small.best(lines) == [found[0].text for found in expected]
+    counts: list[int] = []
+    assert small.best(lines, counts.append) == [found[0].text for found in expected]
+    assert sum(counts) == len(lines)
 
 
 @pytest.fixture
@@ -455,6 +457,8 @@ def test_a_source_that_is_too_long_is_cut_counted_and_named(
     results, cut = short.translate(["", "bavo", long, "bavo celu dimar fosi"])
     assert cut == [2]
     assert results[2][0].text == translator.best(["bavo celu dimar fosi"])[0]
+    assert short.best(["", "bavo", long], cut=cut.extend) == [row[0].text for row in results[:3]]
+    assert cut == [2, 2]
 
     text = f"bavo\n\nbavo\n{long}\nbavo\n{long}\n".encode()
     with caplog.at_level(logging.WARNING, "mtrain"):
@@ -513,6 +517,8 @@ def test_learned_positions_limit_both_sides(
     assert cut == [1]
     assert all(hypothesis.score < 0 for row in results for hypothesis in row)
     assert [len(ids) + 1 for ids in found.loaded.encode_targets([line])[0]] == [12]
+    for source, prefix in (("bavo", line), (line, line)):  # no room for a translation
+        assert found.translate([source], prefixes=[prefix])[1] == [0]
     assert found.loaded.max_target_length == 12
     shorter = untrained(positions="learned", max_positions=9).loaded
     assert replace(found.loaded, other_models=(shorter,)).positions_limit == 9
@@ -639,6 +645,7 @@ def test_batches_are_scored_at_the_same_time_with_the_same_result(
         torch.set_num_threads(threads)
         found.append(scorer.nll(sources, targets, Ranks()))
         assert (seen, torch.get_num_threads()) == ({1}, threads)
+        assert scorer.score([], []) == ([], ([], []))
         with ThreadPoolExecutor(1) as pool:  # a new thread
             assert pool.submit(torch.get_num_threads).result() == threads
     assert found[0] == found[1] == found[2]
@@ -654,6 +661,16 @@ def test_a_model_in_training_is_used_without_dropout(
 
 
 # --- Loading ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threads", "ranks"), [(1, Ranks()), (2, Ranks(local_size=1000))])
+def test_a_process_has_no_more_threads_than_are_left_to_it(
+    trained_run: Path, threads: int, ranks: Ranks
+) -> None:
+    """By OMP_NUM_THREADS, which sets torch's number, or by other ranks; but at least one."""
+    torch.set_num_threads(threads)
+    loading.load_on_ranks([trained_run], ranks, device="cpu", precision="fp32")
+    assert torch.get_num_threads() == 1
 
 
 def test_bf16_translates(trained_run: Path) -> None:
