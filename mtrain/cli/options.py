@@ -3,7 +3,6 @@
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -118,7 +117,7 @@ class CheckedCommand(TyperCommand):
         if ctx.resilient_parsing:  # the shell completes the command line
             return super().parse_args(ctx, args)
         known = {name for parameter in self.get_params(ctx) for name in parameter.opts}
-        given = (word.partition("=")[0] for word in takewhile("--".__ne__, args))
+        given = (word.partition("=")[0] for word in args)
         unknown = [name for name in given if name.startswith("--") and name not in known]
         if "--set" in known and unknown:
             _refuse_settings(unknown)

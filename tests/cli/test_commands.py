@@ -268,7 +268,8 @@ def test_the_shell_completes_commands() -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("translate -m ", ["runs/one", "runs/two"]),
+        ("translate -m ", ["runs/[3]", "runs/one", "runs/two"]),
+        ("translate -m runs/[", ["runs/[3]"]),
         ("verify runs/one/checkpoints/a", ["runs/one/checkpoints/average"]),
         ("report runs/o", ["runs/one"]),
         ("report ./runs/o", ["./runs/one"]),
@@ -279,8 +280,11 @@ def test_the_shell_completes_commands() -> None:
         ("eval -m runs/one --on valid --on ", ["held_out", "valid"]),
         ("eval runs/one --on v", ["valid"]),
         ("eval ~/runs/one --on v", ["valid"]),
-        ("eval $NOWHERE/runs/one --on v", []),
+        ("eval --on v", []),
+        *((f"eval {name} --on v", []) for name in ("nowhere", "$NOWHERE/runs/one", "x" * 999)),
         ("train --set train.max_", ["train.max_steps", "train.max_tokens"]),
+        ("train --max-steps 3 --set train.max_", ["train.max_steps", "train.max_tokens"]),
+        ("train --set data.train", ["data.train"]),
         ("train --set nowhere", []),
         ("translate --precision ", ["auto", "bf16", "fp32"]),
         ("translate --length-norm g", ["gnmt"]),
@@ -297,7 +301,7 @@ def test_the_shell_completes_values(
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "configs" / "config.yaml").touch()
     (tmp_path / "runs" / "export" / "manifest.json").touch()
-    for name in ("one", "two"):
+    for name in ("one", "two", "[3]"):
         (tmp_path / "runs" / name).symlink_to(run_dir)
     words = f"mtrain {line}"
     asked = {"_MTRAIN_COMPLETE": "complete_bash", "COMP_WORDS": words}
@@ -441,6 +445,7 @@ MISTAKES = [
     ("translate -m {run} -i {plain_gz}", 1, ["plain.gz", "Not a gzipped file"]),
     ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before", "check that it is complete"]),
     ("translate -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
+    ("translate -m {run} -i {src} --target-prefix {ref} -o {ref}", 2, ["is an input, too"]),
     ("translate -m {run} -i {src} --input={ref}", 2, ["-i/--input: given 2 times, but only one"]),
     ("translate -m {run} -i{src} -qi {ref}", 2, ["-i/--input: given 2 times, but only one"]),
     ("translate -m {run} --tag -o -o {tmp}/out x", 2, ["tag -o: the model"]),
@@ -474,6 +479,8 @@ MISTAKES = [
     ("eval -r {empty} --hypothesis {empty}", 1, ["empty: holds no lines"]),
     ("eval -r {ref} --hypothesis {src} --tokenize moses", 2, ["moses", "13a"]),
     ("eval -r {ref} -m {run} -s {src} -o {tmp}/none/out", 1, ["none/out: cannot write"]),
+    ("eval -r {ref} -m {run} -s {src} -o {tmp}/x.gz", 2, ["x.gz: output is not compressed"]),
+    ("score -s {src} -t {ref}", 2, ["no run or checkpoint directory is given"]),
     ("score -m {run} -s {src} -t {short}", 1, ["src has 6 lines", "short has 2"]),
     # comparisons
     ("compare -r {ref}", 2, ["Missing argument"]),
@@ -495,12 +502,15 @@ MISTAKES = [
     ("tokenizer decode -m {src}", 1, ["src: not a SentencePiece model"]),
     ("average {run} --last 99 -o {tmp}/mean", 1, ["checkpoints to average: 4, but --last is 99"]),
     ("average {run} --last 1 -o {src}", 2, ["src: exists already"]),
+    ("average {run} -o {broken}/checkpoints/new", 2, ["belongs to "]),
     ("average {run}/checkpoints/step-00000002 -o {tmp}/mean", 2, ["is one checkpoint; give the"]),
     ("average {tmp}/none -o {tmp}/mean", 1, ["none: no such directory; give a run"]),
     ("average {run}/validation -o {tmp}/mean", 1, ["neither a run directory nor a checkpoint"]),
     # pages
     ("attention -m {run} -o {tmp}/a.html a b -t c", 2, ["-t/--target", "one sentence"]),
     ("attention -m {run} -o {tmp}/a.html a -i {src}", 2, ["either sentences or -i/--input FILE"]),
+    ("attention -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
+    ("attention -m {run} -i {src} -t {ref} -o {ref}", 2, ["is an input, too"]),
     ("attention -m {run} -o {tmp}/a.html", 2, ["give either sentences or -i/--input FILE"]),
     (
         "attention -m {run} -o {tmp}/a.svg x",
@@ -532,6 +542,7 @@ MISTAKES = [
     ("attention -m {run} -m {run} -o {tmp}/x.html a", 2, ["-m/--model: given twice; a page shows"]),
     # exports
     ("export -m {run} -o {tmp}/new --quantization int3", 2, ["'int3' is not one of 'float32'"]),
+    ("export -m {run} -o {broken}/checkpoints/new", 2, ["belongs to "]),
     ("export -m {run} -o {tmp}", 2, ["exists already; remove it, or choose another name"]),
     ("export -m {run} -o {tmp}/new --to argos", 2, ["new: give a name that ends in .argosmodel"]),
     (
@@ -782,6 +793,7 @@ def test_sentences_of_the_command_line_are_translated(
     [
         *((name, True) for name in ("nofile.txt", "data/nofile", "../x.en", "a.de.gz", "x.zh-TW")),
         *((text, False) for text in ("lapo", "Lapo.", "1.5", "z.B.", "No. 3", "and/or lapo", "")),
+        ("End.Continuation", False),
         ("他/她说" * 2000, False),
     ],
 )
@@ -790,7 +802,8 @@ def test_a_misspelt_file_name_is_warned_of(
 ) -> None:
     _, texts = opening.run_and_texts(["run", sentence], None)
     assert texts == [sentence]
-    assert ("no such file, so this is used as text" in caplog.text) == is_warned_of
+    warning = f"{sentence}: no such file, so this is used as text; name a file with -i"
+    assert caplog.messages == [warning] * is_warned_of
 
 
 def start(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -950,6 +963,7 @@ def test_eval_notices_a_tag_of_another_language(command: Command, both_run: Path
         result = command("eval", both_run, *options, "--beam-size", "1")
         assert result.code == 0
         assert (expected in result.err) is is_expected, (options, result.err)
+        assert not is_expected or result.err.count("\n") == 1  # no other note
     result = command("eval", both_run, "--on", "held_out", "--tag", "<2aa>", "--tgt-lang", "fr")
     assert "in fr, so the scores mean nothing" in result.err
 
@@ -1299,6 +1313,7 @@ def test_quiet_and_verbose_are_about_the_console(
 def test_config_lists_the_settings(command: Command) -> None:
     result = command("config", "keys", "train.max_")
     assert result.code == 0
+    assert command("config", "keys", "train.max_", "-q", "-q") == result
     lines = result.out.splitlines()
     assert lines[0] == "train.max_steps: 100000  # integer from 1"
     assert lines[1] == "    optimizer updates; a larger number continues a complete run"
