@@ -172,8 +172,7 @@ def _parse(text: str, document: Document, key: str = "", place: str = "") -> Any
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> tuple[int, str]:
     """Return the line, from 0, and the reason of a syntax error."""
-    mark = error.problem_mark or error.context_mark
-    line = mark.line if mark else 0
+    line = error.problem_mark.line if error.problem_mark else 0
     if isinstance(error, yaml.composer.ComposerError):  # an unknown alias, or a second document
         return line, ", ".join(filter(None, (error.context, error.problem)))
     reason = str(error.problem)

@@ -371,7 +371,7 @@ MISTAKES = [
     (
         "config keys trian",
         2,
-        ["trian: no setting has this in its name or description", "did you mean"],
+        ["trian: no setting has this in its name or description", "did you mean train?"],
     ),
     ("config keys patiense", 2, ["did you mean train.patience?"]),
     ("config show {tmp}/absent.yaml", 2, ["absent.yaml", "cannot read the config"]),

@@ -39,6 +39,7 @@ def test_codes_and_their_regional_forms_are_known() -> None:
     [
         *(("jp", "ja"), ("cn", "zh"), ("kr", "ko"), ("Chinese", "zh"), ("Japanese", "ja")),
         *(("japan", "ja"), ("Portugese", "pt"), ("Chinese (Simplified)", "zh"), ("cn-CN", "zh")),
+        ("de-AT or de-DE", "de"),
     ],
 )
 def test_the_code_that_is_meant_is_named(text: str, meant: str) -> None:

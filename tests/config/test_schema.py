@@ -161,7 +161,7 @@ def test_corpora_have_keys_directions_and_tags(tmp_path: Path) -> None:
     assert load(tmp_path, dump_config(config)) == config
 
 
-@pytest.mark.parametrize("text", ["1e-4", "5E-4", "0.0005", ".0005", "1", "1.0e-3", "+2e-3"])
+@pytest.mark.parametrize("text", ["1e-4", "5E-4", "0.0005", ".0005", "1", "1.0e-3", "+2e-3", "5e+1"])
 def test_numbers_are_numbers(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, DATA, f"train.peak_lr={text}").train.peak_lr == float(text)
 
@@ -256,7 +256,7 @@ CHANGED = [
     ("v.de}", "v.de}\n  test: {valid: {src: a, tgt: b}}", "7: data.test.valid: is the name of"),
     ("v.de}", "v.de}\n  test:\n    valid.10: {src: a, tgt: b}", "8: data.test.valid.10: is the"),
     ("v.de}", "v.de}\n  test: {augment: {scr: a}}", "7: data.test.augment.scr: did you mean data."),
-    ("v.de}", "v.de}\n  test: [{src: a, tgt: b}]", "7: data.test: a list of 1; each set needs a"),
+    ("v.de}", "v.de}\n  test: [{src: a, tgt: b}]", "7: data.test: a mapping of settings, got a list of 1; each"),
     ("v.de}", "v.de, swap: true, src_lang: cz}", "6: data.valid.src_lang: cz: did you mean cs?"),
     ("tgt_lang: de", "tgt_lang: de\n  bleu_tokenize: moses", "5: data.bleu_tokenize: '13a'"),
 ]
@@ -283,6 +283,7 @@ ADDED = [
     ("train:\n  patience: 1\n\n  patience: 2", "10: train.patience: duplicate key, {}:8"),
     ("seed: one", "7: seed: should be a valid integer, got 'one' (seed of"),
     (f"seed: {'x' * 999}", "7: seed: a valid integer, got 'xxx"),
+    (f"seed: {'9' * 5000}", "7: seed: a valid integer, got '999"),
     ("seed: 1.5", "7: seed: a valid integer, got 1.5"),
     ("seed: '1'", "7: seed: a valid integer, got '1'"),
     ("seed: true", "7: seed: a valid integer, got true"),
@@ -302,6 +303,9 @@ ADDED = [
     ("train: {device: gpu}", "7: train.device: described form, got 'gpu' cuda:N"),
     ("model: {tie_embeddings: true}", "7: model.tie_embeddings: 'output' or 'none', got true (emb"),
     ("train: {compile: 1}", "7: train.compile: 'auto' or a valid boolean, got 1"),
+    ('tokenizer: {path: "\\ud800"}', "7: tokenizer.path: should be UTF-8, got"),
+    ("tokenizer: {path: ~}", "7: tokenizer.path: YAML reads ~ as null"),
+    ("train: {init_from: ~}", "7: train.init_from: YAML reads ~ as null"),
     ("tokenizer: {character_coverage: 0.9}", "7: tokenizer.character_coverage: 0.98, got 0.9"),
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
     ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
@@ -323,6 +327,7 @@ ADDED = [
     ("train: {schedule: linear, lr_factor: 2}", "7: train.lr_factor: linear takes peak_lr"),
     ("filter: {tgt_script: [Lattin]}", "7: filter.tgt_script.0: Lattin: did you mean Latin?"),
     ("filter:\n  src_script: [Han, Elvish]", "8: filter.src_script.1: Elvish: not Latin, Cyrillic"),
+    ("filter: {src_script: [lattin]}", "7: filter.src_script.0: lattin: did you mean Latin?"),
     ("filter: {src_script: [' ']}", "7: filter.src_script.0: not a Unicode script"),
     ("filter: {src_script: ['Latin}']}", "7: filter.src_script.0: Latin}}: did you mean Latin?"),
     ("train: {warmup_steps: 0}", "7: train.warmup_steps: at least 1 warm-up step"),
@@ -412,6 +417,8 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path, content: bytes, me
         ("data.workers=0", "got 0 (processes that tokenize or check large corpora; auto: one per"),
         ("data.src_lang=no", "got no, which YAML reads as a boolean: write \"no\" in quotes if"),
         ("data.src_lang=True", 'got True: write "True" in quotes if the word is meant (source'),
+        ("data.train=[]", "should have at least 1 item, not 0, got a list of 0 (corpora"),
+        ("data.valid=[]", "should have at least 1 item, not 0, got a list of 0 (corpus"),
         ("data.train=a.en", "should be a list, got 'a.en' (corpora"),
         ("data.test={a: {src: 5, tgt: b}}", "should be a valid string, got 5 (file of source"),
     ],
@@ -452,6 +459,8 @@ def test_a_text_given_as_the_config_gets_advice(tmp_path: Path) -> None:
 def test_a_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match=r"absent\.yaml: cannot read the config: No such file"):
         load_config(tmp_path / "absent.yaml")
+    with pytest.raises(RefusedError, match=r"absent: cannot read the config: No such file[^;]*$"):
+        load_config(tmp_path / "absent")
     with pytest.raises(RefusedError, match="is a directory; give a config file"):
         load_config(tmp_path)
 
@@ -476,6 +485,7 @@ def test_every_finding_is_named_at_once(tmp_path: Path) -> None:
         ("run_dir=runs/a=b", "run_dir", "runs/a=b"),
         ("run_dir='7'", "run_dir", "7"),
         ("train.peak_lr=5e-4", "train.peak_lr", 5e-4),
+        ("train.peak_lr = 5e-4", "train.peak_lr", 5e-4),
         ("train.peak_lr=", "train.peak_lr", None),
         ("data.test.a={src: x, tgt: y}", "data.test.a", {"src": "x", "tgt": "y", "weight": 1.0}),
         ("data.valid.src=w.en", "data.valid", {"src": "w.en", "tgt": "v.de", "weight": 1.0}),
@@ -500,7 +510,7 @@ def test_set_takes_yaml_values(tmp_path: Path, override: str, key: str, value: A
         ("data.train.0.src=a", ["train", "is not a group"]),
         ("train.max_steps=many", ["train.max_steps", "a valid integer", "'many'"]),
         ("data.train=[{src: a", ["invalid YAML"]),
-        ("seed=" + "[" * 10_000, ["nested too deeply"]),
+        ("seed=" + "[" * 10_000, ["[...: invalid YAML: nested too deeply"]),
         ("train={max_steps: 1, max_steps: 2}", ["train.max_steps", "duplicate key"]),
         ("seed=!!python/name:os.system ''", ["seed", "tag", "not allowed"]),
         ("seed=", ["seed", "a valid integer", "got nothing"]),
@@ -573,7 +583,7 @@ def test_a_variable_is_no_name_that_a_hub_is_asked_for(
 # --- writing and comparing --------------------------------------------------------------------
 
 ODD = ["no", "on", "~", "null", "1e-4", "010", "1:30", "- a", "#", "a: b", "\x85", "\u2028", "'\""]
-ODD += ["0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "]
+ODD += ["No", "NULL", "0E0", "7", "5e4", ".5", "+1", "1_0", "two\nlines", " x "]
 LETTERS = st.characters(codec="utf-8", exclude_characters="\0")
 WORDS = st.text(LETTERS, min_size=1, max_size=8) | st.sampled_from(ODD)
 PATHS = WORDS.filter(lambda word: word[0] != "~" and not VARIABLE.search(word))
@@ -664,6 +674,9 @@ def test_what_is_gone_is_refused_where_it_was_asked_for(tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(RefusedError, match=r"config.yaml:\d+: train.shard_optimizer: unknown"):
         load_config(file)
+    file.write_text("train: 1\n")
+    with pytest.raises(RefusedError, match=r"config.yaml:1: train: should be a mapping"):
+        load_stored_config(file)
 
 
 def test_a_clone_ships_its_configs_to_other_folders(
@@ -672,5 +685,8 @@ def test_a_clone_ships_its_configs_to_other_folders(
     monkeypatch.chdir(tmp_path)
     named = load_config(Path("configs/quickstart.yaml"))
     assert named == load_config(MANUAL.parent / "quickstart.yaml")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.yaml").write_text(DATA)
+    assert load_config(Path("configs/quickstart.yaml")).run_dir == "runs/x"
     with pytest.raises(RefusedError, match=r"configs/absent\.yaml: cannot read the config"):
         load_config(Path("configs/absent.yaml"))
