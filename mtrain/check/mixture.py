@@ -171,10 +171,10 @@ def _message(
         for chunk, row in (part[0], unlike)
     )
     return (
-        f"about {fraction:.1%} of the {('sources', 'targets')[side]} of {MIN_LENGTH} characters "
-        f"and more, nearly all of them from {findings.name_row(low, side)} to {high}, such as "
-        f"{odd}, unlike {usual}: another encoding or language, other spaces, letters in reverse "
-        "order, capital letters, or no text?"
+        f"about {fraction:.1%} of the {('sources', 'targets')[side]} with {MIN_LENGTH} or more "
+        f"characters differ from the rest, nearly all of them from {findings.name_row(low, side)} "
+        f"to {high}; compare {odd} with {usual}: is this another encoding or language, other "
+        "spacing, letters in reverse order, capital letters, or no text?"
     )
 
 

@@ -46,7 +46,7 @@ class ScoredSet:
             side = int(KINDS[kind] == "target_overlap")
             number, other_number = self.rows.numbers[row], other.numbers[other_row]
             is_near = KINDS[kind] == "near_overlap"
-            relation = f"{min(likeness, MAX_SHOWN):.0%} of" if is_near else "="
+            relation = f"{min(likeness, MAX_SHOWN):.0%} equal to" if is_near else "="
             name_of_row = other.findings.name_row(other_number, side)
             text = f"{relation} {name_of_row}  {self.rows.texts[side][row]}"
             place = other.findings.row_as_json(other_number)

@@ -397,9 +397,9 @@ def _unfinished(rows: Chunk, side: int) -> str:
     shortest = finished[int(np.where(is_cut, ratios, np.inf).argmin())]
     name, other = ("source", "target")[side], ("source", "target")[1 - side]
     return (
-        f"about {is_cut.mean():.0%} of the {name}s end within a sentence that the {other} ends, "
-        f"and are {1 - math.exp(-loss):.0%} shorter for their {other}s than the rest, such as "
-        f"{rows.findings.name_row(rows.numbers[shortest], side)}"
+        f"about {is_cut.mean():.0%} of the {name}s stop in a sentence that the {other} completes, "
+        f"and compared with their {other}s they are {1 - math.exp(-loss):.0%} shorter than the "
+        f"rest, such as {rows.findings.name_row(rows.numbers[shortest], side)}"
     )
 
 

@@ -212,8 +212,8 @@ def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str
     for side, name in enumerate(("source", "target")):
         for text, count in Counter(pair[side] for pair in counts).most_common(1):
             if count > max(MIN_REPEATED, MAX_REPEATED * len(counts)):
-                shown = shorten_text(text, MAX_SHOWN_LENGTH)
-                yield f"{count / len(counts):.0%} of the different pairs have the {name}: {shown}"
+                fraction = f"{count / len(counts):.0%} of the distinct pairs"
+                yield f"{fraction} have the same {name}: {shorten_text(text, MAX_SHOWN_LENGTH)}"
 
 
 def _without_numbers(pair: Pair) -> Pair:

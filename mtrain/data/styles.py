@@ -175,9 +175,9 @@ def style_differences(
             here, there = _fraction(texts, style), _fraction(known, style)
             if min(here, there) <= RARE and max(here, there) >= COMMON:
                 yield (
-                    f"{here:.0%} of the {name}{style.whose} have {name_of_style}, but "
-                    f"{there:.0%} of the training texts in {languages[side]}; prepare both alike, "
-                    f"{style.advice}"
+                    f"{here:.0%} of the {name}{style.whose} have {name_of_style}, "
+                    f"against {there:.0%} of the training texts in {languages[side]}; "
+                    f"prepare both alike, {style.advice}"
                 )
 
 
@@ -217,8 +217,8 @@ def odd_parts(
                     continue
                 message = (
                     f"{here:.0%} of the {('sources', 'targets')[side]}{style.whose} have {name}, "
-                    f"but {rest:.0%} of the other training texts in {language}; prepare them "
-                    f"alike, {style.advice}"
+                    f"against {rest:.0%} of the other training texts in {language}; "
+                    f"prepare them alike, {style.advice}"
                 )
                 yield OddPart(owner, side, numbers[0], numbers[-1], message)
 

@@ -113,7 +113,7 @@ def test_texts_cut_off_within_sentences_are_found(
     assert len(texts) == (kept < 1)
     for text in texts:
         assert abs(float(text.split("%")[0].removeprefix("about ")) - 100 * fraction) <= 3
-        assert "targets end within a sentence that the source ends" in text
+        assert "targets stop in a sentence that the source completes" in text
         row = int(text.rsplit(":", 1)[1]) - 1
         assert not lines[row].endswith(b".")
 

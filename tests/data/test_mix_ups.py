@@ -257,7 +257,7 @@ def test_one_target_for_many_sources_is_warned_of(
     entry = write("t", rows)
     path = tiny_config(**{key.removesuffix(".0"): [entry]})
     assert run_here(monkeypatch, "check", path, "--no-forecast") == 0
-    text = "67% of the different pairs have the target: the service is busy"
+    text = "67% of the distinct pairs have the same target: the service is busy"
     assert text in capfd.readouterr().out
     assert refusal(load_config(path)) == ""
     assert f"warning: {key}: {text}" in capfd.readouterr().err

@@ -43,8 +43,8 @@ def without_mark(text: str) -> str:
             (str.lower, str),
             (str, tokenized),
             [
-                "100% of the sources have capital letters, but 0% of the training texts in en; ",
-                "targets have spaces before commas or periods, but 0% of the training texts in de",
+                "100% of the sources have capital letters, against 0% of the training texts in en",
+                "targets have spaces before commas or periods, against 0% of the training texts in",
             ],
         ),
         (
@@ -55,7 +55,7 @@ def without_mark(text: str) -> str:
         (
             (str, str),
             (str, str.upper),
-            ["100% of the targets have capital letters only, but 0% of the training texts in de"],
+            ["100% of the targets have capital letters only, against 0% of the training texts in"],
         ),
         (
             (str, str),
@@ -262,7 +262,7 @@ def test_an_odd_part_is_named_by_a_start_and_by_check(
     path = tiny_config(**{"data.src_lang": "en", "data.tgt_lang": "de"}, **settings)
     refuse_worthless_text(Preparation(load_config(path), Stop()))
     [warned] = [text for text in caplog.messages if "prepare them alike" in text]
-    text = "0% of the targets have capital letters, but 100% of the other training texts in de"
+    text = "0% of the targets have capital letters, against 100% of the other training texts in de"
     match = re.match(rf"data.train.0: rows (\d+) to (\d+): {text}", warned)
     assert match
     assert 700 <= int(match[1]) <= 710
