@@ -48,7 +48,7 @@ MIN_MARKED, MIN_MARKED_FRACTION = 20, 0.01
 # reads the text and compares it with other text, which takes about a fifth of the time.
 MANY_PAIRS, MAX_PROCESSES = 20_000, 4
 WORKER_DIED = (
-    "a process that checks text died, maybe for lack of memory; run the same command again, with "
+    "a process that checks text died, perhaps for lack of memory; run the same command again, with "
     "--set data.workers=1 if it happens again"
 )
 ROW_BITS = 40  # low bits of a pair's number: its row; high bits: the index of its corpus

@@ -32,7 +32,7 @@ def train(
         value("COMMAND", "Program that scores translations, for `train.metric: command`."),
     ] = None,
     metric_timeout: Annotated[
-        int | None, value("SECONDS", "Longest time of this program; default: 600.", min=1)
+        int | None, value("SECONDS", "Time limit of each call of it; default: 600.", min=1)
     ] = None,
 ) -> None:
     """Train a model; the same command starts, resumes and extends a run.
@@ -90,7 +90,7 @@ def init(
     ] = None,
     json_: options.Json = False,
 ) -> None:
-    """Write a config for two text files or a table, for the size of the text and this machine.
+    """Write a config for two text files or a table, sized for the text and this machine.
 
     Validation and test sets in the same folder, such as valid.en and test2016.de, are used.
 

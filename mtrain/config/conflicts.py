@@ -10,7 +10,7 @@ from mtrain.config.schema import Config, DataConfig, TrainConfig
 from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
-SPACED = "{!r} contains white space, which a piece cannot; write it without"  # of a tag or symbol
+SPACED = "{!r} contains white space, which a piece cannot contain; remove it"  # of a tag or symbol
 
 
 def conflicts(config: Config) -> Iterator[tuple[str, str]]:

@@ -144,7 +144,7 @@ class GeneratedCorpus(CorpusEntry):
     generated: Literal["phrasebook"]
     """generator: phrasebook (English-German)"""
     split: Literal["train", "valid", "test"]
-    """train, valid or test"""
+    """part of the generated corpus: train, valid or test; they do not overlap"""
     pairs: Positive
     """number of pairs to generate"""
 
@@ -181,11 +181,11 @@ class HubCorpus(CorpusEntry):
     name: Word | None = None
     """configuration of the dataset, such as de-en"""
     split: Word
-    """split to read, such as train or train[:1%]"""
+    """split of the dataset, such as train or train[:1%]"""
     src: Word
-    """column of the source text; a dot selects a nested field"""
+    """column of the dataset with the source text; a dot selects a nested field"""
     tgt: Word
-    """column of the target text; a dot selects a nested field"""
+    """column of the dataset with the target text; a dot selects a nested field"""
     streaming: bool = False
     """read the dataset over the network at each start, without a copy on disk"""
 

@@ -18,7 +18,7 @@ BOUND_WORDS = (
     ("minimum", "from"),
     ("exclusiveMinimum", "above"),
     ("maximum", "to"),
-    ("exclusiveMaximum", "below"),
+    ("exclusiveMaximum", "to below"),
 )
 TYPE_WORDS = {"string": "text", "boolean": "true | false"}
 

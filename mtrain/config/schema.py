@@ -131,7 +131,7 @@ class FilterConfig(Section):
     min_length: NotNegative = 0
     """drop pairs with fewer tokens on one side, with eos"""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
-    """drop pairs with more than this many tokens per token of the other side; null: off"""
+    """drop pairs with a side over this many times as long as the other, in tokens; null: off"""
     identical: bool = False
     """drop pairs with the same text on both sides"""
     duplicates: bool = False
@@ -229,7 +229,7 @@ class TrainConfig(Section):
     init_from: PathText | None = None
     """run or checkpoint directory whose weights and vocabulary training starts from"""
     init_vocabulary: Literal["theirs", "own"] = "theirs"
-    """vocabulary with init_from: theirs, or own: new pieces begin as means of old ones"""
+    """vocabulary with init_from: theirs, or own, whose new pieces start as means of old ones"""
     subword_sampling: Annotated[float, Field(gt=0, lt=1)] | None = None
     """BPE-dropout: fraction of merges to skip at random, such as 0.05; null: off"""
     augment: AugmentConfig = AugmentConfig()
@@ -259,7 +259,7 @@ class TrainConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """fp32, bf16 or auto: bf16 where the hardware has it, else fp32"""
     compile: Auto | bool = "auto"
-    """use torch.compile; auto: on CUDA with packing and a d_model from 512"""
+    """use torch.compile; auto: on CUDA with packing and a d_model of 512 or more"""
     packing: Auto | bool = "auto"
     """pack pairs into rows of 128 tokens per side; auto: on CUDA"""
     log_every: Positive = 50
@@ -275,7 +275,7 @@ class TrainConfig(Section):
     patience: NotNegative = 10
     """stop after this many validations without a better score; 0: off"""
     metric: Literal["bleu", "chrf", "nll", "command"] = "bleu"
-    """score that chooses the best model: bleu, chrf, nll, or command, for train --metric-command"""
+    """score that chooses the best model: bleu, chrf, nll or command (train --metric-command)"""
     average_last: NotNegative = 5
     """number of newest checkpoints that are averaged at the end; 0 or 1: none"""
 

@@ -104,7 +104,7 @@ class Ranks:
                 dist.all_reduce(values, dist.ReduceOp.MAX)
             is_urgent, maximum, negated_minimum = values.tolist()
             if maximum != -negated_minimum:
-                text = "the processes of the job planned different steps, by a bug in mtrain or a "
+                text = "the processes of the job planned different steps: a bug in mtrain or a "
                 text += "faulty machine; the last checkpoint is intact: run the same command again"
                 raise self.mark_shared(UserError(text))
             if not is_urgent:

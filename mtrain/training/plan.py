@@ -70,12 +70,12 @@ class Figures:
         return [
             f"model: {self.parameters:,} parameters, vocabulary {self.vocab_size:,}",
             f"device: {self.device}; host: {socket.gethostname()}",
-            f"batches: about {self.steps_per_epoch:,} steps an epoch, about "
-            f"{self.tokens_per_step:,} target tokens a step; {self.max_steps:,} steps are "
+            f"batches: about {self.steps_per_epoch:,} steps per epoch, about "
+            f"{self.tokens_per_step:,} target tokens per step; {self.max_steps:,} steps are "
             f"{_epochs(self.epochs)}",
             f"learning rate: {self.schedule}, peak {self.peak_lr:.3e} at step {self.peak_step:,}",
             f"checkpoints: {size(self.checkpoint_bytes)} each, {size(self.disk_bytes)} at most",
-            f"memory: {size(self.state_bytes)} of weights, moments and sums of gradients",
+            f"memory: {size(self.state_bytes)} for weights, optimizer state and gradients",
         ]
 
 
@@ -149,7 +149,7 @@ class Forecast:
         self.seconds = self.measured["train_seconds"] = steps * seconds
         total = tqdm.format_interval(self.seconds)
         self.lines.append(
-            f"time: about {seconds:.3g} s a step now, {total} for {steps:,} steps "
+            f"time: about {seconds:.3g} s per step as measured now, {total} for {steps:,} steps "
             "without validation"
         )
 

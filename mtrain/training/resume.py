@@ -203,7 +203,7 @@ class Checkpoints:
         starts = torch.tensor(list(accumulate(map(len, old_ids[:-1]), initial=0)))
         shared = len({*old.all_pieces} & {*new.all_pieces})
         logger.info(
-            "train.init_vocabulary: %s of %s pieces are in both vocabularies, %s begin as means",
+            "train.init_vocabulary: %s of %s pieces are in both vocabularies, %s start as means",
             *(f"{count:,}" for count in (shared, new.vocab_size, new.vocab_size - shared)),
         )
         return {
@@ -254,7 +254,5 @@ def check_machine(machine: MachineSettings, before: dict[str, Any], config: Conf
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
                 f"to continue, set train.{key}: {str(was).lower()}"
             )
-        text = (
-            "train.%s: from here on %s, not %s: bit for bit the same weights are no longer promised"
-        )
+        text = "train.%s: from here on %s, not %s; equal bits are no longer promised"
         logger.warning(text, key, now, was)

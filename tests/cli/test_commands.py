@@ -1610,4 +1610,4 @@ def test_a_terminal_does_not_refuse_carriage_returns(trained_run: Path, tmp_path
     typed(b"", "translate", "-m", trained_run, "-i", "in", "-o", "out", cwd=tmp_path)
     piped = run_mtrain("translate", "-m", trained_run, "-i", "in", cwd=tmp_path)
     assert (tmp_path / "out").read_text() == piped.stdout
-    assert "lines with carriage returns inside, which end no line: 1" in piped.stderr
+    assert "lines with carriage returns inside, which do not end it: 1" in piped.stderr

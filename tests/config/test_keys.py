@@ -143,7 +143,7 @@ def test_the_list_has_every_setting_with_its_sentence_and_default() -> None:
     assert set(Config.model_fields) - set(SECTIONS) <= set(listed)
     assert listed["train.schedule"].type == "noam | inverse_sqrt | linear | cosine | constant"
     assert listed["train.threads"].type == "auto | integer from 1 to 4096"
-    assert listed["model.dropout"].type == "number from 0 below 1"
+    assert listed["model.dropout"].type == "number from 0 to below 1"
     assert listed["data.valid"].type == "corpus | list of corpus, required"
     assert listed["data.train.N.model"].type == "text | list of text"
     assert all(key.text for key in listed.values())

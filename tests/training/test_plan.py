@@ -61,7 +61,7 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     assert found.seconds == pytest.approx(6 * parameters * 200 * 60 / plan.MAX_OPERATIONS)
     text = "\n".join(found.lines)
     assert f"device: 2 x cpu, fp32, threads: 1; host: {socket.gethostname()}" in found.lines
-    assert "20 steps an epoch, about 400 target tokens a step; 60 steps are 3 epochs" in text
+    assert "20 steps per epoch, about 400 target tokens per step; 60 steps are 3 epochs" in text
 
 
 def test_muon_has_one_moment_for_each_value_of_the_layers_matrices(
@@ -279,4 +279,4 @@ def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
     resumed = run_mtrain("train", "-c", config)
     assert re.findall("warning: (.*)", resumed.stderr)[0] == warned[-1]
     for text in (looked.stdout, dry.stderr):
-        assert re.search(r"time: about \S+ s a step now, 00:0\d for 8 steps", text)
+        assert re.search(r"time: about \S+ s per step as measured now, 00:0\d for 8 steps", text)
