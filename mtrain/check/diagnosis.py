@@ -61,7 +61,8 @@ class Diagnosis:
             yield from findings.lines(width)
         yield "vocabulary"
         if not self.has_vocabulary:
-            yield "  none yet: lengths in tokens are estimated (mtrain train --dry-run makes one)"
+            text = "none yet: lengths in tokens are estimated (mtrain train --dry-run makes one)"
+            yield from wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         elif not self.fits:
             yield "  not measured: there is no text to measure"
         for name, fit in self.fits.items():

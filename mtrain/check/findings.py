@@ -21,6 +21,7 @@ from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
+INDENT = " " * 11  # of examples, below the title of their finding
 
 # Severity and title of every kind of finding, by its name in JSON, in the order of the report.
 KINDS: dict[str, tuple[str, str]] = {
@@ -72,9 +73,9 @@ KINDS: dict[str, tuple[str, str]] = {
     "subwords": (WARNING, "subword marks, such as @@"),
     "decomposed": (WARNING, "letters and accents as separate characters (not in NFC)"),
     "presentation": (WARNING, "ligatures and presentation forms, as in text from PDF files"),
-    "overlap": (WARNING, "pairs that (ignoring case and punctuation) are also in"),
-    "source_overlap": (WARNING, "sources that (ignoring case and punctuation) are also in"),
-    "target_overlap": (WARNING, "targets that (ignoring case and punctuation) are also in"),
+    "overlap": (WARNING, "pairs (ignoring case and punctuation) also in"),
+    "source_overlap": (WARNING, "sources (ignoring case and punctuation) also in"),
+    "target_overlap": (WARNING, "targets (ignoring case and punctuation) also in"),
     "near_overlap": (WARNING, "pairs nearly the same as a pair in"),
     "pieces": (WARNING, "the vocabulary does not fit"),
     "filtered": (NOTE, "left out by filter:"),
@@ -270,7 +271,10 @@ class Findings:
         for finding in self.sorted:
             head = f"  {finding.severity:<8} {finding.title}"
             is_message = any(not example.shown for example in finding.examples)
-            yield head if is_message else _with_count(head, f"{finding.count:,}", width)
+            count = "" if is_message else f"{finding.count:,}"
+            *first, last = wrap(head, max(40, width - len(count) - 1), subsequent_indent=INDENT)
+            yield from first
+            yield _with_count(last, count, width) if count else last
             for example in finding.examples:
                 yield from _example_lines(example, width)
 
@@ -281,7 +285,7 @@ def _with_count(head: str, count: str, width: int) -> str:
 
 def _example_lines(example: Example, width: int) -> list[str]:
     """Return a row cut to one line, or a message wrapped to several lines."""
-    start = f"{' ' * 11}{example.shown}"
+    start = f"{INDENT}{example.shown}"
     if not example.shown:
         return wrap(printable(example.text), width, initial_indent=start, subsequent_indent=start)
     return [
