@@ -130,7 +130,7 @@ class Checker:
             scored_set.report(self.config.data)
 
     def _find_odd_parts(self) -> None:
-        """Report parts of the training text that are prepared in another way than the rest."""
+        """Report parts of the training text that are prepared differently from the rest."""
         sample = [
             (part.findings, part.findings.languages, part.numbers, part.texts)
             for part in self.sample

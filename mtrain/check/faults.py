@@ -119,10 +119,10 @@ _RUN_TOGETHER = regex.compile(rf"[\p{{Latin}}\p{{Cyrillic}}\p{{Greek}}]{{{MIN_RU
 # this would take quadratic time in the length of a word, such as a Chinese text.
 _DIVIDED = regex.compile(r"(?<!\p{L})(\p{L}{2,})[-\u2010] (?=(\p{Ll}{3,}))")
 # A dash, a bullet, a time or a number of a list at the start of a text.
-_MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
-# A mark that ends sentences, at the start of a text, but not in names such as .txt and "...".
-_FINAL_MARKS = tuple(".!?:。！？：؟।")
-_FIRST_MARK = re.compile(f"\\A\\s*[{''.join(_FINAL_MARKS)}](?![A-Za-z0-9_/.])")
+_LIST_MARK = re.compile(r"\A\s*(?:[-–—―•*·►▪●▸‣◦○■□◆]+\s|[\[(]?\d{1,2}:\d\d|[\[(]?\d{1,4}[.)\]]\s)")
+# Punctuation that ends sentences; and at the start of a text, except in .txt and "...".
+_FINAL_PUNCTUATION = tuple(".!?:。！？：؟।")
+_LEADING_PUNCTUATION = re.compile(f"\\A\\s*[{''.join(_FINAL_PUNCTUATION)}](?![A-Za-z0-9_/.])")
 # Placeholders of programs and escapes, such as %1$s, %li and \n: parts of no word.
 _PLACEHOLDER = re.compile(r"%[-+#.$0-9]*[hlqzjt]*[a-zA-Z]|\\[a-zA-Z]")
 
@@ -170,8 +170,8 @@ def check_pairs(
 
 
 def _have_other_digits(source: str, target: str) -> bool:
-    """Whether texts have equally many digits, but not the same ones. Their order may differ, as in
-    dates; one side may spell out a number, or count the hours of a day from 1 to 12 twice.
+    """Whether texts have equally many digits, but not the same ones. Another order, as in dates,
+    and hours of a 12-hour clock do not count; nor do numbers that only one side spells out.
     """
     src, tgt = _NUMBER.findall(source), _NUMBER.findall(target)
     if src == tgt or sum(map(len, src)) != sum(map(len, tgt)):
@@ -188,7 +188,7 @@ def _sorted_digits(numbers: list[str]) -> list[int]:
 
 def _on_short_clock(number: str) -> str:
     """Return 10 for 22 and 00 for 12: 22:30 may be 10:30 p.m., and 00:30 may be 12:30 a.m. Return
-    numbers that are no hours from 12 to 23 as they are.
+    all other numbers as they are.
     """
     if len(number) == 2 and 12 <= int(number) < 24:
         return f"{int(number) % 12:02}"
@@ -197,29 +197,32 @@ def _on_short_clock(number: str) -> str:
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:
     """Report faults that only one side of a pair has: the text of both sides, words that run
-    together or letters apart, repetitions, bullets, numbers and final marks at the start. Return
+    together or letters apart, repetitions, list marks and final punctuation at the start. Return
     the rows of the first kind.
     """
     is_both = np.zeros(len(chunk), bool)
-    has_mark, has_odd_spacing = chunk.flags(_MARK.match), chunk.flags(_has_odd_spacing)
+    has_list_mark, has_odd_spacing = chunk.flags(_LIST_MARK.match), chunk.flags(_has_odd_spacing)
     is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
     ends = chunk.flags(_ends_in_loop)
-    begins_with_mark, ends_in_mark = chunk.flags(_FIRST_MARK.match), chunk.flags(_ends_in_mark)
+    begins_wrongly, ends_rightly = (
+        chunk.flags(_LEADING_PUNCTUATION.match),
+        chunk.flags(_ends_in_punctuation),
+    )
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
-        holds = np.zeros(len(chunk), bool)
+        contains_other = np.zeros(len(chunk), bool)
         for row in np.flatnonzero((other >= MIN_HELD) & (2 * own >= 3 * other)).tolist():
-            holds[row] = chunk.texts[1 - side][row] in chunk.texts[side][row]
-        is_both |= holds
-        chunk.report("both", holds, side)
+            contains_other[row] = chunk.texts[1 - side][row] in chunk.texts[side][row]
+        is_both |= contains_other
+        chunk.report("both", contains_other, side)
         chunk.report("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
         has_end = ends[side] & ~ends[1 - side] & ~chunk.words[1 - side].repeat(1, INTENDED)
         chunk.report("loop", (is_loop[side] | has_end) & ~is_loop[1 - side], side)
         detail = f"({('source', 'target')[side]})"
-        chunk.report("marked", has_mark[side] & ~has_mark[1 - side], side, detail=detail)
-        is_turned = begins_with_mark & ~ends_in_mark
-        other_ends = ends_in_mark[1 - side] & ~begins_with_mark[1 - side]
-        chunk.report("reversed", is_turned[side] & other_ends, side)
+        chunk.report("marked", has_list_mark[side] & ~has_list_mark[1 - side], side, detail=detail)
+        is_reversed = begins_wrongly & ~ends_rightly
+        other_ends = ends_rightly[1 - side] & ~begins_wrongly[1 - side]
+        chunk.report("reversed", is_reversed[side] & other_ends, side)
     return is_both
 
 
@@ -247,8 +250,8 @@ def _ends_in_loop(text: str) -> bool:
     return False
 
 
-def _ends_in_mark(text: str) -> bool:
-    return text.rstrip().endswith(_FINAL_MARKS)
+def _ends_in_punctuation(text: str) -> bool:
+    return text.rstrip().endswith(_FINAL_PUNCTUATION)
 
 
 def _weight(characters: Iterable[str]) -> int:

@@ -1,9 +1,9 @@
 """Find stretches of a corpus in which the lines of one side are shifted or shuffled, in one pass.
 
-A running sum of the evidence against the pairs rises in such a stretch, and falls after it. Where
-words match badly, it falls also within a stretch; once the distance of the sides is known, the sum
-continues with the evidence for this distance against none. If most of the text is shifted, words
-give no evidence, and the lengths of the sides tell the distance.
+Words find a `Stretch`: the sum of the evidence against the pairs rises in it, and falls after it.
+Where words match badly, the sum also falls within a stretch; once the distance of the sides is
+known, it continues with the evidence for this distance against none. If most of the text is
+shifted, words give no evidence, and the lengths of the sides find a `Section` at one distance.
 """
 
 from bisect import bisect_right
@@ -29,10 +29,8 @@ MIN_PAIRS = 40  # of a reported stretch that matches at no shift
 # Smallest evidence against such a stretch, in nats per pair, and largest by which it may match
 # better than at other shifts: sound lists of names give less evidence, or match better.
 MIN_NATS_PER_PAIR, MAX_UNSHIFTED_GAIN = 1.5, 2.0
-# Lengths tell the ends of a run of rows at one distance with an error of some rows. Most rows of
-# a stretch whose ends words tell better, as a multiple of its run; and the smallest fraction of a
-# text that is shifted throughout, as windows at its ends may be unclear.
-MAX_RATIO, MIN_WHOLE = 1.5, 0.9
+MAX_RATIO = 1.5  # rows of a stretch, as a multiple of its section's, whose ends are imprecise
+MIN_WHOLE = 0.9  # fraction of a text that is shifted throughout: its ends may be unclear
 
 
 @dataclass
@@ -101,8 +99,8 @@ class Stretch(Rows):
 
 
 @dataclass
-class Run(Rows):
-    """Rows whose sides have one distance, by their lengths."""
+class Section(Rows):
+    """Consecutive rows whose sides have one distance, by their lengths."""
 
     stretches: list[Stretch] = field(default_factory=list)  # at this distance, by words
 
@@ -114,12 +112,12 @@ class Shifts:
         self.associations, self.findings = associations, findings
         self.open: Stretch | None = None
         self.closed: list[Stretch] = []
-        self.runs: list[Run] = []
+        self.sections: list[Section] = []
         self.reported: list[Rows] = []
 
     def feed(self, chunk: Chunk, evidence: NDArray[np.float64]) -> None:
         """Process the next pairs, with the evidence, in nats, that each is a translation."""
-        self._add_runs(chunk)
+        self._add_sections(chunk)
         against = cache(partial(self._against, chunk, evidence))
         index = start = stop = 0  # from `start` to `stop`: the part that the open stretch has
         while index < len(chunk):
@@ -142,26 +140,26 @@ class Shifts:
         self._try_shifts(chunk, start, stop)
 
     def _against(self, chunk: Chunk, evidence: NDArray[np.float64], distance: int) -> list[float]:
-        """Return the evidence against each pair, in nats: that it is no translation or, if the
-        distance is not 0, that the target at this distance is; 0 if that is not in the chunk.
+        """Return the evidence, in nats, that each pair is not a translation. If `distance` is not
+        0, it is for the target at this distance instead of the pair's own; 0 if the chunk lacks it.
         """
         against = -evidence
         if distance:
             src, tgt = chunk.words
             rows = np.arange(len(chunk))
-            is_there = (rows >= -distance) & (rows < len(chunk) - distance)
+            is_in_chunk = (rows >= -distance) & (rows < len(chunk) - distance)
             against += self.associations.evidence(src, tgt.shifted(-distance))
-            against = np.where(is_there, against, 0.0)
+            against = np.where(is_in_chunk, against, 0.0)
         clipped: list[float] = np.clip(against, -MAX_NATS_PER_PAIR, MAX_NATS_PER_PAIR).tolist()
         return clipped
 
-    def _add_runs(self, chunk: Chunk) -> None:
-        """Continue the runs with the next pairs."""
-        before = self.runs[-1].distance if self.runs else 0
+    def _add_sections(self, chunk: Chunk) -> None:
+        """Continue the sections with the next pairs."""
+        before = self.sections[-1].distance if self.sections else 0
         for start, stop, distance in distances_of(chunk.lengths, before):
-            if not self.runs or distance != self.runs[-1].distance:
-                self.runs.append(Run(chunk.numbers[start], distance=distance))
-            self.runs[-1].end = chunk.numbers[stop - 1]
+            if not self.sections or distance != self.sections[-1].distance:
+                self.sections.append(Section(chunk.numbers[start], distance=distance))
+            self.sections[-1].end = chunk.numbers[stop - 1]
 
     def _try_shifts(self, chunk: Chunk, start: int, stop: int) -> None:
         """Add the evidence for a part of the open stretch with the targets shifted. Rows whose
@@ -178,8 +176,8 @@ class Shifts:
         for index in range(2 * MAX_SHIFT + 1):
             distance = MAX_SHIFT - index
             evidence = self.associations.evidence(src, tgt.shifted(distance))[rows]
-            is_there = (rows >= distance) & (rows < len(src) + distance)
-            self.open.shifted[index] += float(np.where(is_there, evidence, unshifted).sum())
+            is_in_chunk = (rows >= distance) & (rows < len(src) + distance)
+            self.open.shifted[index] += float(np.where(is_in_chunk, evidence, unshifted).sum())
 
     def _close(self) -> None:
         """Close the open stretch. Keep it if its sides match at a distance, or seem shuffled."""
@@ -195,28 +193,28 @@ class Shifts:
 
     def finish(self) -> None:
         """Close the open stretch, and report all stretches. Where lengths tell a distance, report
-        the stretches at this distance if they are most of the run, or else the run.
+        the stretches at this distance if they are most of the section, or else the section.
         """
         self._close()
         for stretch in self.closed:
             middle = (stretch.start + stretch.end) // 2
-            index = bisect_right(self.runs, middle, key=attrgetter("start")) - 1
-            run = self.runs[index] if index >= 0 else Run(0)
-            is_same = run.distance == stretch.distance
-            is_longer = is_same and stretch.pairs > MAX_RATIO * run.pairs
-            if not run.distance or run.end < middle or is_longer:
+            index = bisect_right(self.sections, middle, key=attrgetter("start")) - 1
+            section = self.sections[index] if index >= 0 else Section(0)
+            is_same = section.distance == stretch.distance
+            is_longer = is_same and stretch.pairs > MAX_RATIO * section.pairs
+            if not section.distance or section.end < middle or is_longer:
                 self._report(stretch)
             elif is_same:
-                run.stretches.append(stretch)
-        middles = [(run.start + run.end) // 2 for run in self.runs]
+                section.stretches.append(stretch)
+        middles = [(section.start + section.end) // 2 for section in self.sections]
         known = set(self.reported_of(np.array(middles, np.int64)).tolist())  # by words
-        for index, (run, middle) in enumerate(zip(self.runs, middles, strict=True)):
-            # the first run may be the whole text
-            if index and sum(each.pairs for each in run.stretches) >= run.pairs / 2:
-                for stretch in run.stretches:
+        for index, (section, middle) in enumerate(zip(self.sections, middles, strict=True)):
+            # the first section may be the whole text
+            if index and sum(each.pairs for each in section.stretches) >= section.pairs / 2:
+                for stretch in section.stretches:
                     self._report(stretch)
-            elif run.distance and middle not in known:
-                self._report(run)
+            elif section.distance and middle not in known:
+                self._report(section)
 
     def reported_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return those of these rows that are in reported stretches."""
@@ -234,8 +232,8 @@ class Shifts:
             text = f"to {rows.end}: targets are about {shift_text(rows.distance, unit)}"
             extra["distance"] = rows.distance
         example = self.findings.example(rows.start, text, **extra)
-        is_only_run = len(self.runs) == 1 and rows is self.runs[0]
-        if is_only_run and rows.pairs >= MIN_WHOLE * self.findings.pairs:
+        is_only_section = len(self.sections) == 1 and rows is self.sections[0]
+        if is_only_section and rows.pairs >= MIN_WHOLE * self.findings.pairs:
             # a message: longer than a line
             example = replace(example, shown="", text=shifted_throughout(rows.distance, unit))
         self.findings.add("slip", 1, [example])

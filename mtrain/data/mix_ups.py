@@ -10,7 +10,7 @@ by `mtrain check`.
                their line
 6. subwords    many texts of a side are split into the pieces of another program
 7. spaces      texts of one side, or some of the pairs, have spaces before commas or periods
-8. style       only a part of the text is tokenized, lower-cased or without final marks (`styles`)
+8. style       a part of the text is tokenized, lower-cased or lacks final punctuation (`styles`)
 9. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """
@@ -167,7 +167,7 @@ def mix_ups_of(
     targets: Sequence[str],
     numbers: Sequence[int],
 ) -> Iterator[MixUp]:
-    """Yield the mix-ups within a text of which these are rows with these numbers."""
+    """Yield the mix-ups within a text, given some of its rows and their numbers."""
     src, tgt = languages
     fraction = swapped_fraction(sources, targets, src, tgt)
     if fraction > MOST_SWAPPED:

@@ -1,5 +1,5 @@
-"""Find text that was prepared in another way than the other training text: tokenized, lower-cased,
-in another script or without its final marks among plain text, or the other way round.
+"""Find text that was prepared differently from the other training text: tokenized, lower-cased,
+in another script or without final punctuation among plain text, or the other way round.
 
 A scored set is compared with all training text of its language. In the training text itself, a
 part is found: consecutive texts, perhaps of several corpora, that differ from all others.
@@ -54,19 +54,19 @@ Flags = NDArray[np.bool_]
 
 
 class Style(NamedTuple):
-    """What most texts of a language have, or nearly none. In parts, only those texts are compared
-    that are `telling`: they would have it if their part does; in scored sets, too, if `whose` says
-    which texts these are.
+    """A feature that most texts of a language have, or nearly none. Parts are compared by their
+    relevant texts alone, which have the feature if their part does; scored sets, too, if there is
+    a `condition`, which describes the relevant texts in a message.
     """
 
     has: Callable[[str], object]
-    is_telling: Callable[[str, str], object]  # given the text of the other side, too
-    whose: str = ""
+    is_relevant: Callable[[str, str], object]  # given the text of the other side, too
+    condition: str = ""
     advice: str = "best as plain text"
 
 
 class OddPart(NamedTuple, Generic[Owner]):
-    """Rows `first` to `last` of a corpus, whose texts on a side are prepared in another way."""
+    """Rows `first` to `last` of a corpus, whose texts on a side are prepared differently."""
 
     owner: Owner
     side: int
@@ -124,7 +124,7 @@ STYLES = {
     "full-width letters or digits": Style(
         _FULL_WIDTH.search,
         lambda text, other: _LATIN_OR_DIGIT.search(text),
-        whose=" with Latin letters or digits",
+        condition=" with Latin letters or digits",
     ),
     # in parts, names and commands may be in Latin letters
     "letters that are not Latin": Style(
@@ -135,7 +135,7 @@ STYLES = {
     "such a mark": Style(
         _has_final_mark,
         lambda text, other: _has_final_mark(other),
-        whose=" whose other side ends in a mark such as . ! ?",
+        condition=" whose other side ends in a mark such as . ! ?",
         advice="with these marks",
     ),
 }
@@ -165,7 +165,7 @@ def _texts_of(sides: Sides, side: int) -> Iterator[Text]:
 def style_differences(
     training: Mapping[tuple[str, int], Sequence[Text]], languages: Languages, sides: Sides
 ) -> Iterator[str]:
-    """Yield a message for each side of a scored set that is prepared in another way than the
+    """Yield a message for each side of a scored set that is prepared differently from the
     training texts of its language; `training` is what `grouped_texts` returns.
     """
     for side, name in enumerate(("sources", "targets")):
@@ -175,7 +175,7 @@ def style_differences(
             here, there = _fraction(texts, style), _fraction(known, style)
             if min(here, there) <= RARE and max(here, there) >= COMMON:
                 yield (
-                    f"{here:.0%} of the {name}{style.whose} have {name_of_style}, "
+                    f"{here:.0%} of the {name}{style.condition} have {name_of_style}, "
                     f"against {there:.0%} of the training texts in {languages[side]}; "
                     f"prepare both alike, {style.advice}"
                 )
@@ -185,8 +185,8 @@ def _fraction(texts: Sequence[Text], style: Style) -> float:
     """Return the fraction of texts that have a style, from evenly spaced ones; NaN if there are
     too few.
     """
-    if style.whose:
-        texts = [each for each in texts if style.is_telling(*each)]
+    if style.condition:
+        texts = [each for each in texts if style.is_relevant(*each)]
     looked_at = texts[:: max(1, len(texts) // MAX_STYLED)]
     if len(looked_at) < MIN_STYLED:
         return math.nan
@@ -196,7 +196,7 @@ def _fraction(texts: Sequence[Text], style: Style) -> float:
 def odd_parts(
     corpora: Iterable[tuple[Owner, Languages, Sequence[int], Sides]],
 ) -> Iterator[OddPart[Owner]]:
-    """Yield the parts of the training text that are prepared in another way than the other training
+    """Yield the parts of the training text that are prepared differently from the other training
     texts of their language, which are at least as many. Each corpus has the numbers of its rows.
     """
     groups = defaultdict[tuple[str, int], list[tuple[tuple[Owner, int], int, Text]]](list)
@@ -207,17 +207,17 @@ def odd_parts(
             group += [((owner, side), number, text) for number, text in rows]
     for (group_key, all_rows), (name, style) in product(groups.items(), STYLES.items()):
         language, _ = group_key
-        telling = [row for row in all_rows if style.is_telling(*row[2])]
-        has_style = np.array([bool(style.has(text)) for _, _, (text, _) in telling], bool)
+        relevant = [row for row in all_rows if style.is_relevant(*row[2])]
+        has_style = np.array([bool(style.has(text)) for _, _, (text, _) in relevant], bool)
         for part, rest in _parts_of(has_style):
             here = has_style[part].mean()
-            for (owner, side), own_rows in groupby(telling[part], itemgetter(0)):
+            for (owner, side), own_rows in groupby(relevant[part], itemgetter(0)):
                 numbers = [number for _, number, _ in own_rows]
                 if len(numbers) < MIN_ROWS:
                     continue
                 message = (
-                    f"{here:.0%} of the {('sources', 'targets')[side]}{style.whose} have {name}, "
-                    f"against {rest:.0%} of the other training texts in {language}; "
+                    f"{here:.0%} of the {('sources', 'targets')[side]}{style.condition} have "
+                    f"{name}, against {rest:.0%} of the other training texts in {language}; "
                     f"prepare them alike, {style.advice}"
                 )
                 yield OddPart(owner, side, numbers[0], numbers[-1], message)

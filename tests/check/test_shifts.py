@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Findings
-from mtrain.check.shifts import Rows, Run, Shifts, Stretch
+from mtrain.check.shifts import Rows, Section, Shifts, Stretch
 from mtrain.check.words import Words
 from mtrain.config.corpora import TextCorpus
 
@@ -196,7 +196,7 @@ def test_very_many_stretches_take_no_long_time() -> None:
     starts = range(1, 1000 * count, 1000)
     shifts.closed = [Stretch(row, row + 400, 1) for row in starts]
     for row in starts:  # words tell the first stretch of each thousand rows, and lengths another
-        shifts.runs += [Run(row, row + 699), Run(row + 700, row + 999, 2)]
+        shifts.sections += [Section(row, row + 699), Section(row + 700, row + 999, 2)]
     begun = time.process_time()
     shifts.finish()
     assert time.process_time() - begun < 5

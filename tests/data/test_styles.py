@@ -1,4 +1,4 @@
-"""Text that is prepared in another way than the other text, at a start and in `mtrain check`."""
+"""Text that is prepared differently from the other text, at a start and in `mtrain check`."""
 
 from __future__ import annotations
 
