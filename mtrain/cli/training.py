@@ -32,7 +32,8 @@ def train(
         value("COMMAND", "Program that scores translations, for `train.metric: command`."),
     ] = None,
     metric_timeout: Annotated[
-        int | None, value("SECONDS", "Time limit of each call of it; default: 600.", min=1)
+        int | None,
+        value("SECONDS", "Time limit for each call of this program; default: 600.", min=1),
     ] = None,
 ) -> None:
     """Train a model; the same command starts, resumes and extends a run.

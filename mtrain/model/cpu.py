@@ -1,4 +1,4 @@
-"""The Transformer optimised for CPUs: the same weights and, up to rounding, the same results.
+"""The Transformer optimized for CPUs: the same weights and, up to rounding, the same results.
 
 - Layers work on rows, a matrix (R, D) for a batch (B, L, D). In bf16 it is padded with zeros to a
   multiple of `ROWS`, because oneDNN generates code for every shape that it multiplies.
@@ -225,7 +225,7 @@ def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[..., Tensor]
 
 
 def is_intel() -> bool:
-    """Whether Intel made this CPU, for whose processors MKL is optimised."""
+    """Whether Intel made this CPU, for whose processors MKL is optimized."""
     return "Intel" in cpu_capabilities().get("cpu_name", "")
 
 

@@ -3,7 +3,7 @@
 Shapes: `B` batch, `S` source length, `T` target length, `L` either of the two, `D` d_model, `H`
 heads, `K` head width (the paper's d_k and d_v), `V` vocabulary.
 
-Departures from the paper, all common practice: weights are initialised as in fairseq (Xavier, the
+Departures from the paper, all common practice: weights are initialized as in fairseq (Xavier, the
 projections of query, key and value as one matrix), dropout may also be applied to attention
 weights and after the ReLU, and `norm="pre"` puts layer norm before each sublayer, with one more
 at the end of each stack.
@@ -221,7 +221,7 @@ def sinusoids(start: int, end: int, width: int) -> Tensor:
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Return an embedding without values, for `_initialise` to fill."""
+    """Return an embedding without values, for `_initialize` to fill."""
     return nn.Embedding(count, width, _weight=torch.empty(count, width))
 
 
@@ -248,7 +248,7 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(self.decoder_layers)
         final_norm = nn.LayerNorm if shape.norm == "pre" else nn.Identity
         self.encoder_norm, self.decoder_norm = final_norm(shape.d_model), final_norm(shape.d_model)
-        _initialise(self)
+        _initialize(self)
 
     def _build_embeddings(self, shape: Shape) -> None:
         """Make the embeddings and the output matrix, tied (section 3.4) or not, and positions."""
@@ -435,7 +435,7 @@ def _fill_sinusoids(model: Transformer) -> None:
         model.sinusoids = sinusoids(0, *model.sinusoids.shape)
 
 
-def _initialise(model: Transformer) -> None:
+def _initialize(model: Transformer) -> None:
     if model.output.weight.is_meta:  # no values yet: operations there would load torch's compiler
         return
     _fill_sinusoids(model)

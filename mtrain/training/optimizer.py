@@ -134,7 +134,7 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Add the weights of a step; early steps use a smaller decay, so that the random
-        initialisation is forgotten.
+        initialization is forgotten.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.values.values()), self.latest, 1 - decay)
