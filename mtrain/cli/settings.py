@@ -16,8 +16,8 @@ def keys(
     prefix: Annotated[
         str,
         typer.Argument(
-            help="Show the settings whose names begin with this; if none do, those whose names, or "
-            "else descriptions, contain it.",
+            help="Text to look for: at the beginning of names, or else anywhere in names, or else "
+            "in descriptions.",
             metavar="PREFIX",
             autocompletion=completion.settings,
         ),

@@ -145,7 +145,8 @@ def attention(
         ),
     ] = None,
     kind: Annotated[
-        list[Kind] | None, choice("Attention to draw; default: all. Repeatable.")
+        list[Kind] | None,
+        choice("Attention to draw; default: all. Repeatable.", metavar="<encoder|decoder|cross>"),
     ] = None,
     layer: Annotated[
         list[int] | None, value("N", "Layer to draw, from 1; default: all. Repeatable.", min=1)
