@@ -68,13 +68,13 @@ class Stretch(Rows):
         self.end, self.max_sum = row, self.sum
         return True
 
-    def go_on(self) -> None:
-        """Go on after `end` at the best distance."""
+    def resume(self) -> None:
+        """Continue after `end` at the best distance."""
         self.distance, self.sum = self.best_distance, self.max_sum
 
     @property
     def is_over(self) -> bool:
-        """Whether the rows after `end` match, so that the stretch does not go on."""
+        """Whether the rows after `end` match, so that the stretch does not continue."""
         return self.sum <= 0 or self.sum < self.max_sum - END_DROP
 
     @property
@@ -133,7 +133,7 @@ class Shifts:
                 continue
             self._try_shifts(chunk, start, stop)
             if not self.open.distance and self.open.best_distance:
-                self.open.go_on()
+                self.open.resume()
                 index = stop
             else:
                 self._close()

@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped or started twice: they go on with the same command, and end in the
+"""Runs that are killed, stopped or started twice are resumed by the same command, and end in the
 same bytes.
 """
 
@@ -101,7 +101,7 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_and_gone_on_by_another_number_of_ranks(bench: Bench) -> None:
+def test_killed_and_resumed_by_another_number_of_ranks(bench: Bench) -> None:
     bench.quick_or_full(0, 20)  # test_distributed has another case
     settings = ("train.step_batches=6", "train.subword_sampling=0.1", "train.ema_decay=0.9")
     other, _ = undisturbed(bench.config, *settings)
