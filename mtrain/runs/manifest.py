@@ -154,7 +154,8 @@ def verify(directory: Path, *needed: str) -> list[str]:
     entries = _read_manifest(directory)
     for name in needed:
         if name not in entries:
-            raise DamagedError(f"{directory / NAME}: does not list {name}")
+            text = f"does not list {name}, which a checkpoint needs"
+            raise DamagedError(f"{directory / NAME}: {text}")
     for name, entry in entries.items():
         file = directory / name
         try:
