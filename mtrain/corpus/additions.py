@@ -1,9 +1,11 @@
 """Find text that a program added to texts of one side, such as "Translation: ".
 
-Without it, the lengths of a text and its translation match far better; and no word of the
-translation occurs with it more often than elsewhere, as a word does with its own translation. What
-nearly all texts of a side have was added, unless most translations begin or end alike; or each has
-one of several texts, such as names, on which its translation does not depend.
+What texts begin or end with was added if
+
+- lengths of texts and translations match far better without it, and no word of the translations
+  occurs with it more often than elsewhere, as its own translation would; or
+- nearly all texts have it, and most translations do not begin or end alike; or
+- nearly all texts have one of several, such as names, on which translations do not depend.
 """
 
 import math
@@ -68,7 +70,7 @@ class Addition:
 
 
 class _End(NamedTuple):
-    """The tokens of a text from one of its ends, and the lengths of none, one, two, ... of them."""
+    """Tokens from the beginning of a text on, or from its end; `sizes[n]` is the length of n."""
 
     text: str
     from_end: bool
@@ -95,8 +97,8 @@ class _End(NamedTuple):
         return text.strip()
 
     def shared(self, count: int, others: Iterable["_End"]) -> str:
-        """Return the text of the first tokens, and of what is next to them, as far as the other
-        texts have the same; NUMBER stands for numbers that differ.
+        """Return the text of the first tokens, extended as far as the other texts are the same;
+        NUMBER stands for numbers that differ.
         """
         atoms = [map(itemgetter(0), _ATOMS[self.from_end].finditer(end.text)) for end in others]
         result = ""
@@ -180,8 +182,8 @@ class _Texts:
         return Addition(text, place, len(indices) / len(ends), indices, gain)
 
     def alternatives(self, ends: list[_End]) -> Iterator[Addition]:
-        """Yield what texts begin with up to a mark, or end with from a mark on, if nearly all texts
-        have something that several have, such as a name, unless translations depend on it.
+        """Yield what texts have before their first mark, or after the last, such as names, if it
+        is in several texts each and in nearly all together, unless translations depend on it.
         """
         groups = defaultdict[tuple[str, ...], list[int]](list)
         for index, end in enumerate(ends):
