@@ -175,6 +175,8 @@ class BeamSearch:
     def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
         """Add those of the best `beam_size` candidates that have ended to the ended hypotheses."""
         positions, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
+        if not len(positions):  # often: saves what follows
+            return
         ids_lists = self.hypotheses[rows[positions, ranks]].tolist()
         ended_scores = scores[positions, ranks].tolist()
         for position, ids, score in zip(positions.tolist(), ids_lists, ended_scores, strict=True):

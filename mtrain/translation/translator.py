@@ -344,13 +344,14 @@ class Translator:
         ids = self.loaded.ids
         tokenizer = self.loaded.tokenizer
         banned: tuple[int, ...] = ids.pad, ids.bos
+        prefixes = [line.prefix for line in group]
         if tokenizer.has_byte_fallback:  # so that the training text has no unknown piece
             banned += (tokenizer.unk_id,)
         return Rules(
             [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group],
             ids.eos,
             banned=banned,
-            prefixes=[line.prefix for line in group],
+            prefixes=prefixes if any(prefixes) else None,  # None saves time in each step
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
 

@@ -161,7 +161,9 @@ def test_corpora_have_keys_directions_and_tags(tmp_path: Path) -> None:
     assert load(tmp_path, dump_config(config)) == config
 
 
-@pytest.mark.parametrize("text", ["1e-4", "5E-4", "0.0005", ".0005", "1", "1.0e-3", "+2e-3", "5e+1"])
+@pytest.mark.parametrize(
+    "text", ["1e-4", "5E-4", "0.0005", ".0005", "1", "1.0e-3", "+2e-3", "5e+1"]
+)
 def test_numbers_are_numbers(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, DATA, f"train.peak_lr={text}").train.peak_lr == float(text)
 
@@ -201,7 +203,7 @@ CORPORA_REFUSED = [
     ("{file: a.csv, src: 0, tgt: 1}", "file: described form, got 'a.csv' a .tsv, .jsonl or .tmx"),
     ("{file: a.csv, src: 0, tgt: 1}", "file: for a table, {{dataset: FOLDER, split: train"),
     ("{src: a.parquet}", "tgt: required, but missing {{file: a.parquet, src: en, tgt: de}}"),
-    ("{src: 'a, b.tsv'}", "tgt: {{file: \"a, b.tsv\", src: 0, tgt: 1}}"),
+    ("{src: 'a, b.tsv'}", 'tgt: {{file: "a, b.tsv", src: 0, tgt: 1}}'),
     ("{tgt: a.tsv.gz}", "src: required, but missing {{file: a.tsv.gz, src: 0, tgt: 1}}"),
     ("{file: a.tsv, src: 0, tgt: de}", "file: both be column numbers"),
     ("{file: a.jsonl, src: 0, tgt: 1}", "file: names, not numbers"),
@@ -256,7 +258,11 @@ CHANGED = [
     ("v.de}", "v.de}\n  test: {valid: {src: a, tgt: b}}", "7: data.test.valid: is the name of"),
     ("v.de}", "v.de}\n  test:\n    valid.10: {src: a, tgt: b}", "8: data.test.valid.10: is the"),
     ("v.de}", "v.de}\n  test: {augment: {scr: a}}", "7: data.test.augment.scr: did you mean data."),
-    ("v.de}", "v.de}\n  test: [{src: a, tgt: b}]", "7: data.test: a mapping of settings, got a list of 1; each"),
+    (
+        "v.de}",
+        "v.de}\n  test: [{src: a, tgt: b}]",
+        "7: data.test: a mapping of settings, got a list of 1; each",
+    ),
     ("v.de}", "v.de, swap: true, src_lang: cz}", "6: data.valid.src_lang: cz: did you mean cs?"),
     ("tgt_lang: de", "tgt_lang: de\n  bleu_tokenize: moses", "5: data.bleu_tokenize: '13a'"),
 ]
@@ -415,7 +421,7 @@ def test_files_that_are_no_config_are_refused(tmp_path: Path, content: bytes, me
         ("model.dropout=1.000", "less than 1, got 1.000 (residual"),
         ("data.workers='4'", "'auto' or a valid integer, got '4'; write 4 without quotes (proc"),
         ("data.workers=0", "got 0 (processes that tokenize or check large corpora; auto: one per"),
-        ("data.src_lang=no", "got no, which YAML reads as a boolean: write \"no\" in quotes if"),
+        ("data.src_lang=no", 'got no, which YAML reads as a boolean: write "no" in quotes if'),
         ("data.src_lang=True", 'got True: write "True" in quotes if the word is meant (source'),
         ("data.train=[]", "should have at least 1 item, not 0, got a list of 0 (corpora"),
         ("data.valid=[]", "should have at least 1 item, not 0, got a list of 0 (corpus"),

@@ -651,9 +651,7 @@ def test_batches_are_scored_at_the_same_time_with_the_same_result(
     assert found[0] == found[1] == found[2]
 
 
-def test_a_model_in_training_is_used_without_dropout(
-    tokenizer: Tokenizer, config: Config
-) -> None:
+def test_a_model_in_training_is_used_without_dropout(tokenizer: Tokenizer, config: Config) -> None:
     rates = Dropout(0.5, 0.5, 0.5)
     model = random_model(vocab_size=tokenizer.vocab_size, rates=rates).train()
     scorer = Scorer(LoadedModel(model, tokenizer, config.decode, config))
