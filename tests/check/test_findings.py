@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import KINDS, Findings
-from mtrain.config.corpora import TextCorpus
+from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import cut_to_width
@@ -74,10 +74,22 @@ def test_names_of_rows_and_scripts_of_letters() -> None:
     assert {script_of(char) for char in "𝐀ℂℌµª\ud800"} == {""}
     found = nothing_found()
     assert [found.name_row(3, side) for side in (0, 1)] == ["old/train.xa:3", "train.xb:3"]
+    table = Findings("data.valid", FileCorpus(file="a.tmx", src="a", tgt="b"), Path(), 1)
+    assert [table.name_row(3, side) for side in (None, 0, 1)] == ["a.tmx unit 3"] * 3
+    swapped = Findings("data.valid", TextCorpus(src="a", tgt="b", swap=True), Path(), 1)
+    assert [swapped.name_row(3, side) for side in (0, 1)] == ["b:3", "a:3"]
     rows = [(1, "ab 1", ""), (2, "да c", "x")]
     src, tgt = Chunk.of(found, rows, CHARACTERS).letters
     assert (src["LATIN"].tolist(), src["CYRILLIC"].tolist()) == ([2, 1], [0, 2])
     assert {script: counts.tolist() for script, counts in tgt.items()} == {"LATIN": [0, 1]}
+
+
+def test_examples_begin_a_little_before_the_fault() -> None:
+    found, text = nothing_found(), "abcdefghij" * 4
+    chunk = Chunk.of(found, [(1, text, ""), (2, text, "")], CHARACTERS)
+    chunk.report("control", np.array([True, True]), 0, positions=np.array([3, 30]))
+    examples = found.by_kind["control", ""].examples
+    assert [example.text for example in examples] == [text, f"...{text[10:]}"]
 
 
 def test_wide_characters_take_two_columns() -> None:

@@ -125,12 +125,29 @@ def test_words_of_a_letter_with_very_many_accents_take_no_quadratic_time(
     assert max(lengths) <= 5
 
 
-@pytest.mark.parametrize(("swapped", "found"), [(1, 0.0), (5, 0.05)])
+@pytest.mark.parametrize(("swapped", "found"), [(4, 0.0), (5, 0.05)])
 def test_few_swapped_pairs_of_japanese_and_chinese(swapped: int, found: float) -> None:
     japanese, chinese = "これは何ですか", "這是什麼東西"
     src = [japanese] * (100 - swapped) + [chinese] * swapped
     tgt = [chinese] * (100 - swapped) + [japanese] * swapped
     assert swapped_fraction(src, tgt, "ja", "zh") == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "languages"),
+    [
+        ("the dog is not with you", "xa xe xi xo xu xy", "tt en"),
+        ("xa xe", "the dog is not with you", "en tt"),
+        ("der Hund ist nicht mit dir", "xa xe xi xo xu xy", "en de"),
+        ("東京", "これは何ですか", "ja zh"),
+    ],
+)
+def test_short_texts_and_a_few_texts_of_unknown_words_do_not_seem_swapped(
+    src: str, tgt: str, languages: str
+) -> None:
+    sound = 90 * (languages == "tt en")
+    sources, targets = [*[tgt] * sound, *[src] * 10], [*[src] * sound, *[tgt] * 10]
+    assert swapped_fraction(sources, targets, *languages.split()) == 0.0
 
 
 def test_the_middle_dot_of_katakana_makes_no_japanese() -> None:

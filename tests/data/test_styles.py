@@ -14,7 +14,7 @@ from conftest import TinyConfig, run_here, write_corpus
 from mtrain.check import checker
 from mtrain.config.loading import load_config
 from mtrain.corpus import phrasebook
-from mtrain.data import mix_ups
+from mtrain.data import mix_ups, styles
 from mtrain.data.prepare import Preparation, refuse_worthless_text
 from mtrain.data.styles import grouped_texts, odd_parts, style_differences
 from mtrain.runtime.stop import Stop
@@ -278,3 +278,12 @@ def test_an_odd_part_is_named_by_a_start_and_by_check(
     ]
     [example] = finding["examples"]
     assert re.match(rf"t.tgt:{match[1]} to {match[2]}: {text}", example["text"])
+
+
+def test_sentences_and_capitals_in_any_letters() -> None:
+    for text in ("Un petit mot été.", "Un petit mot ete\u0301.", "Un petit mot dit !"):
+        assert styles._is_sentence(text, "")
+    assert not styles._is_sentence("ეს არის კარგი სიტყვა.", "")  # which has no capital letters
+    texts = ("A WORD OF ADVICE", "AN ADVICE", "1 2 3 4", "A WORD of advice")
+    assert [styles._has_only_capitals(text) for text in texts] == [True, False, False, False]
+    assert styles._OTHER_THAN_LATIN.search("O\u02bbzbekiston") is None

@@ -179,6 +179,17 @@ def test_a_damaged_model_of_a_tokenizer_is_named(
         check_tokenizer("flores101")
 
 
+def test_a_model_of_a_tokenizer_that_cannot_be_fetched_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(**_: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("sacrebleu.metrics.bleu.BLEU", fail)
+    with pytest.raises(RefusedError, match="flores101 cannot be loaded: no network; choose"):
+        check_tokenizer("flores101")
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("count", [5, 7, 0])
 def test_lists_of_other_lengths_are_refused_with_both_counts(metric: str, count: int) -> None:
@@ -347,6 +358,9 @@ def test_the_interval_of_few_lines_has_no_impossible_scores(metric: str, right: 
     found = score(metric, hypotheses, [references], interval=True)
     assert found.ci is not None
     assert 0 <= found.ci[0] <= found.score <= found.ci[1] <= (1e9 if metric == "ter" else 100)
+    longer = score("ter", [text * 3 for text in references], [["word"] * 8], interval=True)
+    assert longer.ci is not None
+    assert 100 < longer.score <= longer.ci[1]
 
 
 def test_an_output_is_looked_at_and_left_alone(tmp_path: Path) -> None:
