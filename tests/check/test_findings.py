@@ -16,6 +16,7 @@ from mtrain.check.chunks import Chunk
 from mtrain.check.findings import KINDS, Findings
 from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.languages import FREQUENT, NAMES
+from mtrain.corpus.lines import RowError
 from mtrain.corpus.writing_systems import script_of, scripts_of
 from mtrain.runtime.console import cut_to_width
 
@@ -82,6 +83,24 @@ def test_names_of_rows_and_scripts_of_letters() -> None:
     src, tgt = Chunk.of(found, rows, CHARACTERS).letters
     assert (src["LATIN"].tolist(), src["CYRILLIC"].tolist()) == ([2, 1], [0, 2])
     assert {script: counts.tolist() for script, counts in tgt.items()} == {"LATIN": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "is_dropped", "found"),
+    [
+        ("data.train.0", "long", True, "long"),
+        ("data.valid", "long", True, "row"),
+        ("data.train.0", "row", True, "row"),
+        ("data.train.0", "encoding", True, "dropped"),
+        ("data.train.0", "encoding", False, "encoding"),
+    ],
+)
+def test_rows_that_cannot_be_read(name: str, kind: str, is_dropped: bool, found: str) -> None:
+    findings = Findings(name, TextCorpus(src="a", tgt="b"), Path(), 9)
+    for number, side in enumerate("ab"):
+        findings.add_error(RowError(f"{side}:{number}", number, "", kind), is_dropped=is_dropped)
+    [finding] = findings.sorted
+    assert (finding.kind, [each.shown for each in finding.examples]) == (found, ["a:0", "b:1"])
 
 
 def test_examples_begin_a_little_before_the_fault() -> None:

@@ -7,6 +7,11 @@ import pytest
 from mtrain.corpus.accents import lost_accents
 
 
+def test_letters_that_stay_are_not_lost() -> None:
+    texts = [" ".join(f"w{char}ß" for char in "abcdefghijklmnop")] * 20
+    assert lost_accents(texts, "de") == (0.0, "")
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.4])
 def test_other_letters_and_words_without_accents_change_nothing(fraction: float) -> None:
     """ß may stay as it is, and a third of the words are two words, such as "qab" and "qäb"."""

@@ -424,6 +424,11 @@ def test_columns_of_a_tsv_go_by_number_or_by_name(tmp_path: Path, suffix: str) -
     assert read(quoted, keep_blank=True)[0] == [('"a', ODD), ("  b ", "\u2028")]
 
 
+def test_a_tsv_without_a_line_has_no_pairs(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").touch()
+    assert scan(FileCorpus(file=str(tmp_path / "a.tsv"), src="en", tgt="de"), Reading()).pairs == 0
+
+
 def test_rows_of_a_tsv_with_other_columns_than_the_first_are_counted(tmp_path: Path) -> None:
     corpus = table(tmp_path, "a.tsv", "a\tb\tx\nc\td\ne\tf\tg\th\n", 0, 1)
     found, counts = read(corpus)
@@ -523,6 +528,7 @@ def test_parquet_with_nested_columns_in_more_than_one_batch(tmp_path: Path) -> N
         ("a.jsonl", '["a"]', "a", "c", "a.jsonl:1: no field a; the value is not an object"),
         ("a.jsonl", '{"a": "b", "a": "c"}', "a", "a", "a.jsonl:1: the field a occurs twice"),
         ("a.jsonl", '{"ab": "1", "\\u0061b": "2"}', "ab", "ab", "the field ab occurs twice"),
+        ("a.jsonl", '{"ä": "1", "ä": "2"}', "ä", "ä", "the field ä occurs twice"),
         ("a.jsonl", '{"t": {"a": "1", "a": "2"}}', "t.a", "t.a", "the field a occurs twice"),
         ("a.jsonl", '{"t": {"a": "1"}, "t": {"a": "2"}}', "t.a", "t.a", "the field t occurs twice"),
         ("a.jsonl", '{"t": {"a": "1", "\\u0061": "2"}}', "t.a", "t.a", "the field a occurs twice"),

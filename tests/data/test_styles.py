@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import TinyConfig, run_here, write_corpus
 
@@ -278,6 +279,13 @@ def test_an_odd_part_is_named_by_a_start_and_by_check(
     ]
     [example] = finding["examples"]
     assert re.match(rf"t.tgt:{match[1]} to {match[2]}: {text}", example["text"])
+
+
+def test_a_part_is_odd_only_where_the_rest_is_clear() -> None:
+    rest = [True, False, False] * 200
+    assert styles._parts_of(np.array([False] * 300 + rest)) == []
+    assert styles._parts_of(np.array([False] * 300 + [True] * 600)) == [(slice(0, 300), 1.0)]
+    assert not styles._has_spaces_in_han("no such letters")
 
 
 def test_sentences_and_capitals_in_any_letters() -> None:

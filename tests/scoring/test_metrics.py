@@ -179,6 +179,15 @@ def test_a_damaged_model_of_a_tokenizer_is_named(
         check_tokenizer("flores101")
 
 
+def test_thai_references_bring_a_warning_of_ter_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    systems = [("a", ["หมา"]), ("b", ["แมว"])]
+    for metric in ("chrf", "ter"):
+        paired_tests([metric], systems, [["หมา"]], "char", False)
+    assert [message[:18] for message in caplog.messages] == ["TER finds no words"]
+
+
 def test_a_model_of_a_tokenizer_that_cannot_be_fetched_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
