@@ -109,6 +109,16 @@ def test_examples_begin_a_little_before_the_fault() -> None:
     chunk.report("control", np.array([True, True]), 0, positions=np.array([3, 30]))
     examples = found.by_kind["control", ""].examples
     assert [example.text for example in examples] == [text, f"...{text[10:]}"]
+    assert found.example(1, text * 99).text == (text * 99)[:300]
+
+
+def test_findings_of_which_all_rows_are_removed_are_none() -> None:
+    found = nothing_found()
+    found.add("misfit", 3, [found.example(number, "") for number in range(3)])
+    found.remove_rows("misfit", np.array([0, 2]))
+    assert [each.number for each in found.by_kind["misfit", ""].examples] == [1]
+    found.remove_rows("misfit", np.array([1]))
+    assert not found.has("misfit")
 
 
 def test_wide_characters_take_two_columns() -> None:

@@ -188,6 +188,16 @@ def test_thai_references_bring_a_warning_of_ter_alone(
     assert [message[:18] for message in caplog.messages] == ["TER finds no words"]
 
 
+def test_ter_compares_characters_of_chinese_that_is_mostly_in_latin() -> None:
+    found = {
+        tokenize: score(
+            "ter", ["run apt-get update 狗"], [["run apt-get update 猫狗"]], tokenize=tokenize
+        )
+        for tokenize in ("zh", "13a")
+    }
+    assert [round(each.score) for each in found.values()] == [20, 25]
+
+
 def test_a_model_of_a_tokenizer_that_cannot_be_fetched_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
