@@ -114,10 +114,12 @@ def test_examples_begin_a_little_before_the_fault() -> None:
 
 def test_findings_of_which_all_rows_are_removed_are_none() -> None:
     found = nothing_found()
-    found.add("misfit", 3, [found.example(number, "") for number in range(3)])
+    found.add("misfit", 15, [found.example(number, "") for number in range(15)])
     found.remove_rows("misfit", np.array([0, 2]))
-    assert [each.number for each in found.by_kind["misfit", ""].examples] == [1]
-    found.remove_rows("misfit", np.array([1]))
+    finding = found.by_kind["misfit", ""]
+    assert [each.number for each in finding.examples] == [1, *range(3, 12)]  # at most ten
+    assert finding.count == 13
+    found.remove_rows("misfit", np.array([1, *range(3, 15)]))
     assert not found.has("misfit")
 
 

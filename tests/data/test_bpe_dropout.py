@@ -67,6 +67,15 @@ def test_pieces_range_from_sentencepieces_to_characters(tokenizer: Tokenizer) ->
     assert lengths[-1] == sum(len(text) + 1 for text in TEXTS)
 
 
+def test_texts_are_not_merged_with_each_other(tokenizer: Tokenizer) -> None:
+    """Not even where a text does not begin with the mark of a word."""
+    pieces = tokenizer.plain_pieces
+    first, second = next(p for p in pieces.values() if len(p) == 2 and p[0] != "\u2581")
+    ids_of = {piece: number for number, piece in pieces.items()}
+    pairs = [(np.array([ids_of[first]]), np.array([ids_of[second]]))]
+    assert plain(SubwordSampler(tokenizer, 0.0, 999).draw(pairs, default_rng(1))) == plain(pairs)
+
+
 def test_a_merge_is_left_out_as_often_as_it_should(tokenizer: Tokenizer) -> None:
     """Of a word that one merge makes."""
     pieces = tokenizer.plain_pieces.items()

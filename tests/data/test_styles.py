@@ -285,7 +285,8 @@ def test_a_part_is_odd_only_where_the_rest_is_clear() -> None:
     rest = [True, False, False] * 200
     assert styles._parts_of(np.array([False] * 300 + rest)) == []
     assert styles._parts_of(np.array([False] * 300 + [True] * 600)) == [(slice(0, 300), 1.0)]
-    assert not styles._has_spaces_in_han("no such letters")
+    for text in ("no such letters", "使用 A 和 B 和 C"):
+        assert not styles._has_spaces_in_han(text)
 
 
 def test_sentences_and_capitals_in_any_letters() -> None:

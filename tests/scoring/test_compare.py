@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from mtrain.runtime.errors import RefusedError
 from mtrain.scoring import compare
 from mtrain.scoring.compare import Comparison, choose_metrics, read_systems
+from mtrain.scoring.metrics import Paired
 from mtrain.scoring.metrics import METRICS
 
 WORDS = ["The", "the", "old", "harbour", "boat", ",", ".", "tea", "!", "7", "sells", "He"]
@@ -176,6 +177,11 @@ def test_lower_ter_is_better(files: dict[str, Path]) -> None:
     assert [row[7][-1] for row in rows] == ["*"] * 3
     assert "comparing 2 systems on 60 lines" in done.stderr
     assert max(map(len, done.stdout.split("\n\n")[0].split("\n"))) <= 80
+
+
+def test_a_score_without_a_difference_is_equal() -> None:
+    paired = Paired(1.0, 1.0, 0.0, difference=0.0, p=1.0)
+    assert [paired.cells(metric)[2] for metric in ("bleu", "ter")] == ["+0.00 equal "] * 2
 
 
 def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_path: Path) -> None:
