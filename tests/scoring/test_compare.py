@@ -17,8 +17,7 @@ from rich.cells import cell_len
 from mtrain.runtime.errors import RefusedError
 from mtrain.scoring import compare
 from mtrain.scoring.compare import Comparison, choose_metrics, read_systems
-from mtrain.scoring.metrics import Paired
-from mtrain.scoring.metrics import METRICS
+from mtrain.scoring.metrics import METRICS, Paired
 
 WORDS = ["The", "the", "old", "harbour", "boat", ",", ".", "tea", "!", "7", "sells", "He"]
 HAN = "红色的船停在旧港口她数了七只鸟，没有一飞走。"
