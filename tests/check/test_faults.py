@@ -110,7 +110,7 @@ def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
 
 HONEST = [
     "„FREMDWÖRTERMENÜ“ und „Spaß“",
-    "São, NÃO e «à\u00a0», “MAÇÔ, Aï…», “Não",
+    "São, NÃO e «à\u00a0», “MAÇÃ”, Fuß…und, Aï…», “Não",
     "A B C D E F G H I J",
     "Œuvre à “Â la” dents",
     "a < b && c > d",
