@@ -98,7 +98,7 @@ def load(directory: Path, tokenizer: Tokenizer) -> Engine:
     marian = MarianTokenizer.from_pretrained(directory, local_files_only=True)
 
     def encode(lines: list[str]) -> list[list[int]]:
-        return [ids[:-1] for ids in marian(lines, truncation=True)["input_ids"]]
+        return [ids[:-1] for ids in marian(lines)["input_ids"]]
 
     def search(
         sources: list[list[int]], limits: list[int], beam_size: int, alpha: float

@@ -519,6 +519,7 @@ MISTAKES = [
     ),
     ("attention -m {run} -o {tmp}/a.html --kind self x", 2, ["'self' is not one of 'encoder'"]),
     ("attention -m {run} -o {tmp}/a.html --head 0 x", 2, ["--head 0: expected a number from 1"]),
+    ("attention -m {run} -o {tmp}/a.html --head \u00b2 x", 2, ["--head \u00b2: expected a num"]),
     ("attention -m {run} -o {tmp}/a.html --head 9 x", 2, ["--head 9: these maps have 2 heads"]),
     ("attention -m {run} -o {tmp}/a.html -i {src} -t {short}", 1, ["short has 2 lines but", "6"]),
     ("attention -m {run} -o {tmp}/a.html -i {many}", 2, ["more than 50 sentences"]),

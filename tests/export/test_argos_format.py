@@ -67,6 +67,8 @@ def test_a_package_has_what_argos_translate_reads(
 ) -> None:
     path = tmp_path / "new" / "aa_ba.argosmodel"
     path.parent.mkdir()
+    decode = override_decode(loaded_model.decode, max_source_length=100)
+    loaded_model = replace(loaded_model, decode=decode)
     monkeypatch.setattr(tempfile, "tempdir", "/proc")  # the only disk that is used is the output's
     shown = export(loaded_model, path, "int8")
     assert [line.split(":")[0] for line in shown if not line.startswith(" ")] == [
@@ -75,6 +77,7 @@ def test_a_package_has_what_argos_translate_reads(
     assert sorted(each.name for each in path.parent.iterdir()) == ["aa_ba.argosmodel", "sample"]
     with zipfile.ZipFile(path) as package:
         assert package.testzip() is None
+        assert {each.compress_type for each in package.infolist()} == {zipfile.ZIP_DEFLATED}
         package.extractall(tmp_path)
     found = tmp_path / NAME
     assert sorted(each.name for each in found.iterdir()) == [
@@ -142,7 +145,7 @@ def test_every_code_of_a_config_names_a_package(
 
 
 def test_the_command_rounds_to_int8_unless_told(trained_run: Path, tmp_path: Path) -> None:
-    sample, path = tmp_path / "sample", tmp_path / "aa_ba.argosmodel"
+    sample, path = tmp_path / "sample", tmp_path / "new" / "aa_ba.argosmodel"
     sample.write_text("".join(line + "\n" for line in SOURCES))
     options = ["--to", "argos", "-o", path, "--sample", sample]
     done = run_mtrain("export", "-m", trained_run, *options)

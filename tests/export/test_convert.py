@@ -31,6 +31,7 @@ from mtrain.translation.translator import Translator
 
 PAIRS = made_up_pairs(40, 21)
 SOURCES = [src for src, _ in PAIRS]
+KINDS_AND_SEARCHES = [(kind, s) for kind in ("float32", "int8") for s in ("greedy", "beam 4")]
 
 
 def write(loaded_model: LoadedModel, directory: Path, **options: Any) -> list[str]:
@@ -101,14 +102,55 @@ def test_differences_by_rounding_are_announced_as_such(
     )
 
 
+@pytest.mark.parametrize("lost", [0.4, 0.6])
+def test_much_lost_probability_is_warned_of(
+    loaded_model: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, lost: float
+) -> None:
+    """With weights that are rounded, there is another choice. Lines are few, all of them new."""
+    different = [Difference(1, ("a", "b"), (-1.0, -1.0 - lost))]
+    found = {size: Agreement(size, 3, 10, different, [], []) for size in (1, 4)}
+    (tmp_path / "sample").write_text("a\nb\nc\n")
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("INFO", "mtrain"):
+        patch.setattr(convert, "compare", lambda *arguments: found[arguments[3]])
+        patch.setattr(convert, "MAX_SHOWN", 0)
+        patch.setattr(convert, "MAX_LINES", 2)
+        options = {"quantization": "int8", "sample": tmp_path / "sample"}
+        shown = write(loaded_model, tmp_path / "served", **options)
+    assert shown[1::2] == ["  and 1 more"] * 4
+    assert f"comparing on 2 lines of {tmp_path / 'sample'}" in caplog.messages
+    text = "2 of 3 lines equal (66.7%): different translations lose 0.060 log-probability per token"
+    choose = "; if that is too much, choose --quantization float32"
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    expected = [f"{kind}, {search}: {text}" for kind, search in KINDS_AND_SEARCHES]
+    expected[2:] = [each + choose for each in expected[2:]]
+    assert warnings == (expected if lost > 0.5 else [])
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
+def test_lines_are_cut_alike(
+    loaded_model: LoadedModel, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convert, "NEEDED", {1: 0.999})  # a beam has near-ties
+    short = override_decode(loaded_model.decode, max_source_length=8)
+    short_model = replace(loaded_model, decode=short)
+    assert len(short_model.encode_sources(SOURCES)[1]) > 10
+    (tmp_path / "sample").write_text("".join(f"{line}\n" for line in SOURCES))
+    options = {"to": to, "sample": tmp_path / "sample"}
+    shown = write(short_model, tmp_path / "served", **options)
+    assert not any("other pieces" in line for line in shown)
+
+
 @pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
 def test_the_tag_of_the_validation_set_is_the_first_piece(
     both_run: Path, tmp_path: Path, to: str, request: pytest.FixtureRequest
 ) -> None:
     caplog, patch = map(request.getfixturevalue, ("caplog", "monkeypatch"))
     patch.setattr(convert, "NEEDED", {1: 0.999})  # a beam has near-ties
+    tags, compare = [], convert.compare
+    patch.setattr(convert, "compare", lambda *args: tags.append(args[0].tag) or compare(*args))
     with caplog.at_level("INFO", "mtrain"):
         shown = write(loading.load(both_run, device="cpu"), tmp_path / "served", to=to)
+    assert tags == ["<2bb>"]
     assert shown[0] == "float32, greedy: 12 of 12 lines equal (100.0%)"
     assert not any("other pieces" in line for line in shown)
     assert ", each after the piece <2bb>" in caplog.text
@@ -172,7 +214,9 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
 ) -> None:
     changed(
         encode=lambda engine: lambda lines: [[9], *engine.encode(lines)[1:]],
-        decode=lambda engine: lambda rows: [f" {text}" for text in engine.decode(rows)],
+        decode=lambda engine: lambda rows: [
+            f" {text}".replace(" ", "\n") for text in engine.decode(rows)
+        ],
     )
     (tmp_path / "sample").write_text("\n".join(SOURCES))
     shown = write(loaded_model, tmp_path / "served", sample=tmp_path / "sample")
@@ -189,6 +233,7 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
         (1, 1000, 2, False),
         (4, 1000, 50, True),
         (4, 1000, 51, False),
+        (1, 40, 1, True),
         (4, 2, 1, False),
         (1, 1, 1, False),
     ],

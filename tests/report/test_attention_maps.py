@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import check_that_nothing_is_loaded, random_model, run_here
 
+from mtrain.config.schema import override_decode
 from mtrain.report import attention_maps as maps
 from mtrain.report.attention_maps import Selection
 from mtrain.report.heatmap import KINDS, HeatMap, Sentence, menus, opacity
@@ -93,6 +94,10 @@ def test_only_selected_maps_are_computed_and_blank_lines_are_skipped(
 def test_sentences_that_are_too_long_are_refused(loaded_model: LoadedModel) -> None:
     with pytest.raises(UserError, match=r"line 2: \d+ source .* can be shown for at most 200;"):
         maps.compute_maps(loaded_model, [(LINE, None), (LINE * 70, "zwent")], Selection())
+    decode = override_decode(loaded_model.decode, max_source_length=9)
+    with pytest.raises(UserError, match="line 1: 9 source and "):  # cut
+        short = replace(loaded_model, decode=decode)
+        maps.compute_maps(short, [(LINE * 2, "zwent")], Selection())
     shape = {"positions": "learned", "max_positions": 8}
     model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
     with pytest.raises(UserError, match=r"line 1: .* at most 8; give a shorter"):

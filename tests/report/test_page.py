@@ -38,7 +38,7 @@ from mtrain.config.loading import load_config
 from mtrain.corpus import hub
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
-from mtrain.report.curves import BUCKETS, MAX_ROWS, Chart, Series, charts_of, downsample
+from mtrain.report.curves import BUCKETS, MAX_ROWS, Axis, Chart, Series, charts_of, downsample
 from mtrain.runs import checkpoint, reader
 from mtrain.runs.history import History
 from mtrain.runs.records import TIME
@@ -610,6 +610,14 @@ def test_an_axis_ends_at_ticks() -> None:
     chart = Chart("key", "title", [Series("a", [(50, 1825.3), (100, 1482.3)])], 100)
     (low, *_), (high, *_) = chart.y.ticks()[0], chart.y.ticks()[-1]
     assert (low, high) == (chart.y.start, chart.y.end)
+    for axis, labels in (
+        (Axis(0.1 * 3, 0.6, 0, 9), "0.3 0.35 0.4 0.45 0.5 0.55 0.6"),  # 0.1 * 3 is above 0.3
+        (Axis(0.0, 0.6, 0, 9), "0 0.1 0.2 0.3 0.4 0.5 0.6"),  # 0.6 / 0.1 is below 6
+        (Axis(0.0, 4e-4, 0, 9), "0.00e+00 1.00e-4 2.00e-4 3.00e-4 4.00e-4"),
+        (Axis(0.0, 4000.0, 0, 9), "0 1,000 2,000 3,000 4,000"),
+    ):
+        assert [label for _, label in axis.ticks()] == labels.split()
+    assert [label for _, label in Axis(0.0, 2.0, 0, 9).ticks(1.0)] == ["0", "1", "2"]
 
 
 def test_long_curves_keep_their_extremes_and_tables_their_ends() -> None:
