@@ -214,9 +214,9 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
 ) -> None:
     changed(
         encode=lambda engine: lambda lines: [[9], *engine.encode(lines)[1:]],
-        decode=lambda engine: lambda rows: [
-            f" {text}".replace(" ", "\n") for text in engine.decode(rows)
-        ],
+        decode=lambda engine: (
+            lambda rows: [f" {text}".replace(" ", "\n") for text in engine.decode(rows)]
+        ),
     )
     (tmp_path / "sample").write_text("\n".join(SOURCES))
     shown = write(loaded_model, tmp_path / "served", sample=tmp_path / "sample")

@@ -95,8 +95,8 @@ def test_sentences_that_are_too_long_are_refused(loaded_model: LoadedModel) -> N
     with pytest.raises(UserError, match=r"line 2: \d+ source .* can be shown for at most 200;"):
         maps.compute_maps(loaded_model, [(LINE, None), (LINE * 70, "zwent")], Selection())
     decode = override_decode(loaded_model.decode, max_source_length=9)
+    short = replace(loaded_model, decode=decode)
     with pytest.raises(UserError, match="line 1: 9 source and "):  # cut
-        short = replace(loaded_model, decode=decode)
         maps.compute_maps(short, [(LINE * 2, "zwent")], Selection())
     shape = {"positions": "learned", "max_positions": 8}
     model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)

@@ -185,6 +185,18 @@ def test_the_verdict_follows_the_scores_and_the_look_at_the_lines(
     assert replace(whole, history=history, translation_notes=notes).verdict == expected
 
 
+@pytest.mark.parametrize(("bleu", "expected"), [(9.0, ["average"]), (7.0, ["step", "average"])])
+def test_an_average_is_listed_once(whole: report.Report, bleu: float, expected: list[str]) -> None:
+    entries = [
+        {"step": 10, "checkpoint": name, "bleu": value, "chrf": 1.0, "nll": 1.0}
+        for name, value in (("step", 8.0), ("average", bleu))
+    ]
+    update = {"entries": entries[:1], "average": entries[1]}
+    found = replace(whole, history=History.begin("bleu").model_copy(update=update))
+    assert [entry["checkpoint"] for _, entry in found.scores] == expected
+    assert "command" not in found.measures
+
+
 def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:
     best = json.loads((copy / "best.json").read_text())["best"]["checkpoint"]
     (copy / "validation" / f"{best}.txt").write_text("zwent zwent zwent\n" * 12)
@@ -398,7 +410,16 @@ def test_what_is_damaged_is_told_and_the_rest_shown(copy: Path) -> None:
     text = report.make_page(copy, ["bavo"], check=False)
     for name in ("best.json", "run.json", "status.json"):
         assert any(f"{name}: damaged" in note for note in notes(text))
+    assert not any("best.json is missing" in note for note in notes(text))
     assert 'id="curve-loss"' in text
+
+
+def test_the_device_is_that_of_the_newest_checkpoint(copy: Path) -> None:
+    oldest, *_ = sorted((copy / "checkpoints").glob("step-*/trainer/state.json"))
+    machine = json.loads(oldest.read_text())["machine"]
+    edit(oldest, machine={**machine, "device": "mps"})
+    facts = report.collect_report(copy, ["bavo"]).facts
+    assert facts["Device"] == "cpu, fp32, threads: 1"
 
 
 SCRIPT = "<script>alert(1)</script>"
