@@ -230,7 +230,7 @@ def test_a_nearly_equal_pair_is_not_shown_as_an_equal_one(folder: Folder) -> Non
     shown = {(name, kind): finding for name, kind, finding in found(folder.look())}
     first = shown["data.valid", "near_overlap"]["examples"][0]
     assert (first["line"], first["other"]["line"], first["likeness"]) == (row + 1, 41, 1)
-    assert first["text"].startswith("99% of train.xa:41  ")
+    assert first["text"].startswith("99% equal to train.xa:41  ")
 
 
 def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folder: Folder) -> None:
