@@ -27,6 +27,7 @@ from mtrain.config.loading import load_config, parse_stored_config
 from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
 from mtrain.runs import layout, manifest
+from mtrain.runs.records import SyntheticText
 from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks
@@ -377,6 +378,16 @@ def test_a_run_reads_its_own_text_from_then_on(
     told = capsys.readouterr().err
     assert message in told
     assert advice in told
+
+
+def test_a_dataset_is_not_loaded_to_see_whether_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"dataset": "none/such", "split": "train", "src": "text", "model": "m"}
+    config = load_config(write(tmp_path, entry))
+    monkeypatch.setattr(synthesis, "scan_corpus", lambda *_: pytest.fail("it is loaded"))
+    record = SyntheticText({}, {}, given="", key="", lines=1, pairs=1, dropped={})
+    synthesis._warn_of_changed_text(config, 1, record, Stop())
 
 
 def test_synthetic_text_that_was_removed_is_made_again(
