@@ -591,6 +591,15 @@ def test_a_damaged_average_is_made_again(
     assert checkpoint.is_intact(checkpoint.resolve(run))
 
 
+def test_a_best_checkpoint_that_is_gone_is_marked_at_the_next_start(run: Path) -> None:
+    """It may have been removed when another was the best, before a resume at an earlier step."""
+    stop(run, 13)
+    shutil.rmtree(run / "checkpoints" / "step-00000008")
+    stop(run, 14)
+    assert [entry["lost"] for entry in best_of(run)["history"]] == [True]
+    assert checkpoint.resolve(run).name == "step-00000014"
+
+
 @pytest.mark.parametrize("sets", [["valid"], ["valid", "test"]], ids=" ".join)
 def test_a_lost_history_is_rebuilt_from_the_records(
     run: Path, warnings: Callable[[], str], sets: list[str]
@@ -694,6 +703,13 @@ def test_a_complete_run_says_so_and_changes_nothing(run: Path, warnings: Callabl
     assert "training is complete at step 24; to train longer, raise train.max_steps" in warnings()
     assert contents(run) == before
     assert status(run)["exit_code"] == 0
+
+
+def test_a_complete_run_that_is_to_keep_fewer_checkpoints_removes_them(run: Path) -> None:
+    shutil.copytree(uninterrupted(), run)
+    assert len(steps(run)) > 2
+    start(run, "train.keep_checkpoints=1", "train.average_last=0")
+    assert {*steps(run)} == {24, best_of(run)["best"]["step"]}
 
 
 def test_a_complete_run_is_tested_again_with_another_search_or_text(run: Path) -> None:
