@@ -210,6 +210,7 @@ def test_every_way_to_write_into_a_run_looks_whether_it_is_held(tmp_path: Path) 
             lambda: run.set_status("running", 1),
             lambda: run.metrics.append({"step": 1}),
             lambda: run.metrics.cut(0),
+            lambda: run.keep_tokenizer(b"", ""),
         ):
             with pytest.raises(ReplacedError):
                 write()

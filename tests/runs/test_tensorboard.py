@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,10 @@ def test_records_are_read_back_by_tensorboard_at_once(file: MetricsFile) -> None
 def test_a_resume_leaves_no_step_twice_or_behind(file: MetricsFile, tmp_path: Path) -> None:
     directory = tmp_path / "tensorboard"
     (directory / "notes.txt").write_text("mine")
+    threads = threading.active_count()
     for _ in range(3):
         file.cut(0)
+    assert threading.active_count() == threads
     for step in (50, 100, 150, 200):
         file.append(record(step, loss=float(step)))
     looking_on = reader_of(file.path)
@@ -113,6 +116,14 @@ def test_an_error_of_writing_is_raised_without_a_traceback_of_the_thread(
     shutil.rmtree(tmp_path / "tensorboard")
     with pytest.raises(OSError, match=r"/tensorboard'$"):
         file.append(record(50, lr=1.0))
+
+
+def test_a_thread_shows_the_traceback_of_any_other_error(
+    file: MetricsFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for error, is_shown in ((OSError("full"), False), (ValueError("odd"), True)):
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, None, None)))
+        assert (str(error) in capsys.readouterr().err) == is_shown
 
 
 # --- in a run ---------------------------------------------------------------------------------

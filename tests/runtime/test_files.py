@@ -134,6 +134,9 @@ def test_a_directory_behind_a_link_to_nowhere(tmp_path: Path) -> None:
     for path in (link, link / "below"):
         with pytest.raises(UserError, match=advice), RunDirectory(path).hold():
             pass
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(OSError, match="a link, where mtrain needs a directory; move it away"):
+        files.make_directory(link)
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match=r"file is not a directory"):
         files.make_directories(tmp_path / "file")

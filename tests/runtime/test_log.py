@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tqdm import tqdm
 
+from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.log import FIGURES, logger, set_up_console
 
 
@@ -21,6 +22,12 @@ def test_the_figures_of_a_long_run_fit_a_terminal_of_80_columns() -> None:
     bar = {"prefix": "training", "bar_format": FIGURES, "postfix": postfix}
     shown = tqdm.format_meter(71_000, 100_000, 99_000, ncols=79, **bar)
     assert shown == f"training: 71% 71000/100000, 11:13:56 left, {postfix}"
+
+
+def test_a_text_is_cut_on_the_narrowest_terminal() -> None:
+    assert [cut_to_width("a b c d", width) for width in (7, 6, 5, 2)] == [
+        *("a b c d", "a b...", "a...", "..."),
+    ]
 
 
 def test_a_terminal_that_does_not_know_its_width_shows_text(

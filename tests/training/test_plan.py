@@ -58,6 +58,9 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
         **{"checkpoint_bytes": one, "disk_bytes": one * (2 + 3) + 3 * 8 * parameters},
         "state_bytes": 20 * parameters,
     }
+    longer = load(tiny_config, **{"train.keep_checkpoints": 1, "train.max_steps": 61})
+    numbers = make_forecast(longer, Ranks(), Blocks(2), 320, 500, 40, 200.0).numbers
+    assert numbers["disk_bytes"] == found.numbers["disk_bytes"] + one  # the last is out of turn
     assert found.seconds == pytest.approx(6 * parameters * 200 * 60 / plan.MAX_OPERATIONS)
     text = "\n".join(found.lines)
     assert f"device: 2 x cpu, fp32, threads: 1; host: {socket.gethostname()}" in found.lines

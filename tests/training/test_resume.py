@@ -329,6 +329,23 @@ def test_stopped_while_translating(run: Path, call: int) -> None:
     finish(run)
 
 
+@pytest.mark.parametrize("call", [1, 4, 5], ids=["valid", "average", "test"])
+def test_scores_that_were_recorded_before_a_kill_are_recorded_once(run: Path, call: int) -> None:
+    """The kill comes before `best.json` is written."""
+    write, calls = Validation.write_history, count(1)
+
+    def dying(self: Validation) -> None:
+        if next(calls) == call:
+            raise Crash
+        write(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Validation, "write_history", dying)
+        with pytest.raises(Crash):
+            start(run)
+    finish(run)
+
+
 def test_a_resume_point_is_removed_at_the_next_scheduled_checkpoint(run: Path) -> None:
     for at, there in ((5, [4, 5]), (6, [4, 5, 6]), (8, [4, 8]), (11, [4, 8, 11])):
         stop(run, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import time
@@ -60,6 +61,7 @@ def test_records_are_of_all_steps_since_the_last_one(
 
     def step(self: Optimizer, rate: float, num_tokens: int, clip_norm: float) -> Any:
         assert num_tokens == tokens[-1]
+        assert gc.get_freeze_count() > 0
         norm = update(self, rate, num_tokens, clip_norm)
         if not steps:  # of gradients g: g / 2 and g ** 2 / 4
             first, second = (
@@ -81,6 +83,7 @@ def test_records_are_of_all_steps_since_the_last_one(
         ["train.adam_betas=[0.5, 0.75]"],
     )
     job.train(config, Stop())
+    assert gc.get_freeze_count() == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     records = [record for record in map(json.loads, lines) if "lr" in record]
     assert [record["step"] for record in records] == [3, 6]
