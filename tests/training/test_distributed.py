@@ -30,6 +30,7 @@ from ranks import Hook, at_step, command, free_port, start, train_by
 from torch import Tensor
 from torch.distributed import HashStore
 
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import layout
 from mtrain.runs.history import History
 from mtrain.runtime import distributed
@@ -294,6 +295,18 @@ def test_processes_with_other_settings_are_refused(config: Path, tmp_path: Path)
     assert "different settings" in done.told[0]
     assert done.told[1] == ""
     assert not any(run.exists() for run in runs)
+
+
+def read_other_text() -> None:
+    Tokenizer.fingerprint = "of another vocabulary"  # type: ignore
+
+
+def test_processes_that_read_other_text_are_refused(config: Path, tmp_path: Path) -> None:
+    """As where a file is not the same on all machines."""
+    done = train_by(2, config, tmp_path / "run", hooks={1: read_other_text})
+    assert done.codes == [EXIT_REFUSED] * 2, done.told
+    assert "the processes of this job got different text" in done.told[0]
+    assert done.told[1] == ""
 
 
 # --- resumed by another number of ranks ---------------------------------------------------------
