@@ -332,6 +332,24 @@ def test_a_run_whose_first_save_failed_starts_again(
     assert train(config) == 0
 
 
+def test_a_failure_that_cannot_be_recorded_is_told(
+    train: Train, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise UserError("the first failure")
+
+    def full(run: RunDirectory, state: str, *arguments: Any, **options: Any) -> None:
+        if state == "failed":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        set_status(run, state, *arguments, **options)
+
+    set_status = RunDirectory.set_status
+    monkeypatch.setattr(Trainer, "take_step", fail)
+    monkeypatch.setattr(RunDirectory, "set_status", full)
+    assert train(config) == 1
+    assert "error: the first failure\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("missing", ["nothing", "best.json", "status.json"])
 def test_a_run_whose_checkpoints_are_gone_is_not_trained_anew(
     train: Train, config: Path, run: Path, capsys: Captured, missing: str

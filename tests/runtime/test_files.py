@@ -62,6 +62,19 @@ def test_locks_of_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EINVAL])
+def test_a_file_that_cannot_be_written_leaves_the_old_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (path := tmp_path / "a").write_text("old")
+    monkeypatch.setattr(os, "fsync", failing(code))
+    with pytest.raises(OSError, match=os.strerror(code)):
+        files.write_text(path, "new")
+    with pytest.raises(OSError, match=os.strerror(code)):
+        files.sync(path)
+    assert (path.read_text(), os.listdir(tmp_path)) == ("old", ["a"])
+
+
 def test_directories_that_cannot_be_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

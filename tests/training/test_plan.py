@@ -67,6 +67,17 @@ def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     assert "20 steps per epoch, about 400 target tokens per step; 60 steps are 3 epochs" in text
 
 
+def test_what_is_written_already_needs_no_more_room(tiny_config: TinyConfig) -> None:
+    config = load(tiny_config)
+    total, new = plan._disk_bytes(config, 1000, 100, 200)
+    files = {"checkpoints/step-00000001/model.safetensors": 300, "synthetic/1/pairs.jsonl": 70}
+    for name, size in files.items():
+        path = Path(config.run_dir, name)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(size))
+    assert plan._disk_bytes(config, 1000, 100, 200) == (total + 70, new - 300)
+
+
 def test_muon_has_one_moment_for_each_value_of_the_layers_matrices(
     tiny_config: TinyConfig,
 ) -> None:
