@@ -51,7 +51,15 @@ TRAINING = (
 def test_records_are_of_all_steps_since_the_last_one(
     tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a clock by which a step takes half a second."""
+    """On a clock by which a step takes half a second; what else takes time does not count."""
+    pauses, validate = list[int](), Validation.validate
+
+    def validate_slowly(self: Validation, step: int) -> None:
+        validate(self, step)
+        pauses.append(100)
+
+    monkeypatch.setattr(Validation, "validate", validate_slowly)
+    monkeypatch.setattr(training.Learner, "warm_up", lambda self: pauses.append(100))
     steps, tokens, read, update = list[Any](), [0], TokenBatches.read, Optimizer.update
 
     def read_and_count(self: TokenBatches, planned: Any) -> Batch:
@@ -74,9 +82,9 @@ def test_records_are_of_all_steps_since_the_last_one(
 
     monkeypatch.setattr(TokenBatches, "read", read_and_count)
     monkeypatch.setattr(Optimizer, "update", step)
-    clock = SimpleNamespace(monotonic=lambda: len(steps) / 2, time=time.time)
+    clock = SimpleNamespace(monotonic=lambda: len(steps) / 2 + sum(pauses), time=time.time)
     monkeypatch.setattr(training, "time", clock)
-    settings = {"train.max_steps": 6, "train.valid_every": 6, "train.save_every": 6}
+    settings = {"train.max_steps": 6, "train.valid_every": 3, "train.save_every": 3}
     settings |= {"train.max_tokens": 100, "train.accum_steps": 2, "train.average_last": 0}
     config = load_config(
         tiny_config(**settings, **{"train.log_every": 3, "data.test": {}}),
