@@ -139,6 +139,15 @@ def test_file_systems_without_permissions(tmp_path: Path, monkeypatch: pytest.Mo
         outputs.write_output(tmp_path / "out", text.encode())
 
 
+def test_an_open_file_is_not_where_a_file_replaced_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "folder" / "a").open("w") as file:
+        assert files.is_at(file.fileno(), tmp_path / "folder" / "a")
+        (tmp_path / "folder").rename(tmp_path / "moved")
+        (tmp_path / "folder").touch()
+        assert not files.is_at(file.fileno(), tmp_path / "folder" / "a")
+
+
 def test_a_directory_behind_a_link_to_nowhere(tmp_path: Path) -> None:
     """As where a scratch disk was emptied, or is not mounted."""
     link = tmp_path / "link"
