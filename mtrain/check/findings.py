@@ -82,6 +82,51 @@ KINDS: dict[str, tuple[str, str]] = {
     "duplicate": (NOTE, "repeats of earlier pairs"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
+# What to do about a kind of finding, unless its messages say so.
+ADVICE = {
+    "unequal": "restore the lines that one file lacks, or export both again",
+    "row": "repair or remove these rows; if texts contain tabs, use JSON lines",
+    "encoding": "convert the file to UTF-8, or set data.invalid_utf8: drop",
+    "slip": "where a stretch begins, restore the line that one side lacks, or remove the extra one",
+    "misfit": "correct or remove them",
+    "digits": "correct them: in most such pairs, a translation is wrong or out of date",
+    "repeated": "look for an error in the program that made the text",
+    "quoted": "export the table without quotes, or as JSON lines",
+    "numbered": "export the text without these numbers",
+    "marked": "remove them, or translations will have some, too",
+    "tokenized": "use plain text everywhere: mtrain tokenizes it",
+    "swapped": "exchange their sides, or remove them",
+    "other_language": "correct or remove them",
+    "third_language": "remove them, or some translations will be in this language",
+    "script": "correct or remove them, or set filter.src_script or filter.tgt_script",
+    "mixed_word": "replace the letters of the wrong alphabet",
+    "same": "set filter.identical: true, unless names and codes should stay as they are",
+    "both": "remove the text of the other side",
+    "ratio": "correct them, or set filter.max_ratio: 3",
+    "long": "training drops such pairs: nothing needs to be done",
+    "blank": "training drops such pairs; remove them from scored sets",
+    "control": "remove the characters, or drop the pairs by filter.control: true",
+    "invisible": "remove these characters",
+    "no_character": "restore the right characters, or drop the pairs by filter.control: true",
+    "lost": "convert the original file again: these letters are lost",
+    "mojibake": "convert the original file from its encoding to UTF-8",
+    "escaped": "replace the escapes by their characters",
+    "accents": "restore the accents from the original text",
+    "spacing": "repair them, or translations will have the same fault",
+    "reversed": "store the text in the order in which it is read, not in that of its display",
+    "divided": "join the words",
+    "loop": "remove them, or the model may learn to repeat itself",
+    "cut": "export the texts again, without a limit on their length",
+    "markup": "remove tags and decode entities, unless translations should contain them",
+    "subwords": "join the subwords: mtrain learns its own",
+    "decomposed": "convert the text to NFC",
+    "presentation": "replace them by plain letters, or set tokenizer.normalization: nfkc",
+    "overlap": "remove them from the training text, or scores will be too high",
+    "source_overlap": "remove them from the training text, or scores will be too high",
+    "target_overlap": "remove them from the training text, or scores will be too high",
+    "near_overlap": "remove them from the training text, or scores will be too high",
+    "duplicate": "set filter.duplicates: true to drop them",
+}
 MAX_EXAMPLE_LENGTH = 300  # characters
 # Kinds that shifted lines cause, too, and the number of their examples that are kept while rows are
 # read, since `remove_rows` may remove some.
@@ -120,11 +165,17 @@ class Finding:
         """The title of the kind, with the detail."""
         return " ".join(filter(None, (KINDS[self.kind][1], self.detail)))
 
+    @property
+    def advice(self) -> str:
+        """What to do, or an empty text."""
+        return ADVICE.get(self.kind, "")
+
     def as_json(self) -> dict[str, Any]:
         """Return the finding for scripts."""
         examples = [{**example.json, "text": example.text} for example in self.examples]
         named = {"kind": self.kind, "severity": self.severity, "title": self.title}
-        return {**named, "about": self.detail, "count": self.count, "examples": examples}
+        about = {"about": self.detail, "advice": self.advice}
+        return {**named, **about, "count": self.count, "examples": examples}
 
 
 class Findings:
@@ -277,6 +328,9 @@ class Findings:
             yield _with_count(last, count, width) if count else last
             for example in finding.examples:
                 yield from _example_lines(example, width)
+            arrow = f"{INDENT}-> "
+            indent = " " * len(arrow)
+            yield from wrap(finding.advice, width, initial_indent=arrow, subsequent_indent=indent)
 
 
 def _with_count(head: str, count: str, width: int) -> str:

@@ -13,7 +13,7 @@ from planting import (
 from rich.cells import cell_len
 
 from mtrain.check.chunks import Chunk
-from mtrain.check.findings import KINDS, Findings
+from mtrain.check.findings import ADVICE, KINDS, Findings
 from mtrain.config.corpora import FileCorpus, TextCorpus
 from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.corpus.lines import RowError
@@ -30,9 +30,28 @@ def test_wrong_pairs_elsewhere_are_counted_without_examples() -> None:
         findings.add("misfit", len(numbers), examples)
     findings.remove_rows("misfit", np.arange(1, 1201))
     assert findings.count("misfit") == 15
-    assert [line.split()[-1] for line in findings.lines(80)] == ["pairs", "15"]
+    heads = [line.split()[-1] for line in findings.lines(80) if "->" not in line]
+    assert heads == ["pairs", "15"]
     findings.remove_rows("misfit", np.arange(6001, 6016))
     assert not findings.has("misfit")
+
+
+def test_advice_follows_the_examples_of_a_finding() -> None:
+    findings = Findings("data.train.0", TextCorpus(src="a.src", tgt="b"), Path(), 2)
+    findings.add("ratio", 9, [findings.example(number, "word", 0) for number in (1, 2)])
+    findings.add_message("style", "lower case: prepare them alike")  # has advice of its own
+    style, ratio = (finding.as_json() for finding in findings.sorted)
+    assert (style["advice"], ratio["advice"]) == ("", ADVICE["ratio"])
+    assert list(findings.lines(80))[-3:] == [
+        "           a.src:1  word",
+        "           a.src:2  word",
+        "           -> correct them, or set filter.max_ratio: 3",
+    ]
+    narrow = list(findings.lines(40))
+    assert narrow[-2:] == [
+        "           -> correct them, or set",
+        "              filter.max_ratio: 3",
+    ]
 
 
 def test_tables_of_languages_hold_together() -> None:
@@ -50,6 +69,7 @@ def test_tables_of_languages_hold_together() -> None:
     accented = "e\N{COMBINING ACUTE ACCENT}"
     assert cut_to_width(accented * 12, 9) == accented * 6 + "..."
     assert [cut_to_width("letters", width) for width in (7, 6, 2)] == ["letters", "let...", "..."]
+    assert ADVICE.keys() <= KINDS.keys()
     assert {severity for severity, _ in KINDS.values()} == {"error", "warning", "note"}
 
 
@@ -127,7 +147,7 @@ def test_wide_characters_take_two_columns() -> None:
     findings = Findings("data.valid", TextCorpus(src="訓練.en", tgt="訓練.de"), Path(), 1)
     assert cell_len(next(findings.lines(80))) == 80
     findings.add("blank", 1, [findings.example(1, "字" * 80)])
-    assert cell_len(list(findings.lines(80))[-1]) == 79
+    assert cell_len(list(findings.lines(80))[-2]) == 79
 
 
 def test_messages_are_wrapped_to_the_width() -> None:
