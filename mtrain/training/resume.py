@@ -254,5 +254,5 @@ def check_machine(machine: MachineSettings, before: dict[str, Any], config: Conf
                 f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
                 f"to continue, set train.{key}: {str(was).lower()}"
             )
-        text = "train.%s: from here on %s, not %s; equal bits are no longer promised"
+        text = "train.%s: from here on %s, not %s; weights equal bit for bit are no longer promised"
         logger.warning(text, key, now, was)
