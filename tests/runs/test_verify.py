@@ -192,6 +192,13 @@ def test_what_is_no_file_of_a_run_is_found(run: Path, harm: Harm) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20)  # KiB
 
 
+def test_records_that_no_run_writes_take_neither_time_nor_memory(run: Path) -> None:
+    (run / "metrics.jsonl").write_bytes(b"\n" * 3_000_000)
+    (found,) = bad_ones(run)
+    assert found.what == "metrics.jsonl"
+    assert "than a run writes" in found.detail
+
+
 @pytest.mark.parametrize(
     "name",
     [
