@@ -60,8 +60,8 @@ class Kernels(TorchDispatchMode):
         on_gpu = any(map(is_on_gpu, tensors))
         if name == "copy_":
             target, source = tensors
-            if is_on_gpu(target) != is_on_gpu(source):
-                self.waits.extend(["copy_"] * (not is_pinned(source)))
+            if is_on_gpu(target) != is_on_gpu(source) and not is_pinned(source):
+                self.waits.append(name)
             return kernel(*args, **kwargs or {})
         if on_gpu and name != "fill_":
             if f"aten::{name}" in recording.REFUSED:
@@ -156,9 +156,15 @@ class Stream:
 
 
 @contextlib.contextmanager
-def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def fake_cuda() -> Iterator[list[str]]:
     """Offer one CUDA device, in all threads; yields a growing list of what waited for it."""
     waits: list[str] = []
+    run = threading.Thread.run
+
+    def run_on_both(thread: threading.Thread) -> None:
+        with Functions(waits), Kernels(waits):
+            run(thread)
+
     answers = {
         "is_available": True,
         "is_initialized": True,
@@ -172,20 +178,15 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "stream": contextlib.nullcontext(),
         "synchronize": None,
     }
-    for name, answer in answers.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "default_generators", [torch.default_generator])
-    for module in (graphs, recorded):
-        monkeypatch.setattr(module, "record_graph", record)
-    monkeypatch.setattr(optimizer, "adam", partial(unchecked, optimizer.adam))
-    monkeypatch.setattr(learner, "set_up_cuda", lambda _: None)
-    run = threading.Thread.run
-
-    def run_on_both(thread: threading.Thread) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, answer in answers.items():
+            patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch.cuda, "default_generators", [torch.default_generator])
+        for module in (graphs, recorded):
+            patch.setattr(module, "record_graph", record)
+        patch.setattr(optimizer, "adam", partial(unchecked, optimizer.adam))
+        patch.setattr(learner, "set_up_cuda", lambda _: None)
+        patch.setattr(threading.Thread, "run", run_on_both)
         with Functions(waits), Kernels(waits):
-            run(thread)
-
-    monkeypatch.setattr(threading.Thread, "run", run_on_both)
-    with Functions(waits), Kernels(waits):
-        yield waits
+            yield waits

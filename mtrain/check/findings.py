@@ -82,6 +82,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "duplicate": (NOTE, "repeats of earlier pairs"),
     "crlf": (NOTE, "Windows line ends, removed on reading"),
 }
+OVERLAP = "remove them from one of the two, best from training text, or scores will be too high"
 # What to do about a kind of finding, unless its messages say so.
 ADVICE = {
     "unequal": "restore the lines that one file lacks, or export both again",
@@ -121,10 +122,10 @@ ADVICE = {
     "subwords": "join the subwords: mtrain learns its own",
     "decomposed": "convert the text to NFC",
     "presentation": "replace them by plain letters, or set tokenizer.normalization: nfkc",
-    "overlap": "remove them from the training text, or scores will be too high",
-    "source_overlap": "remove them from the training text, or scores will be too high",
-    "target_overlap": "remove them from the training text, or scores will be too high",
-    "near_overlap": "remove them from the training text, or scores will be too high",
+    "overlap": OVERLAP,
+    "source_overlap": OVERLAP,
+    "target_overlap": OVERLAP,
+    "near_overlap": OVERLAP,
     "duplicate": "set filter.duplicates: true to drop them",
 }
 MAX_EXAMPLE_LENGTH = 300  # characters

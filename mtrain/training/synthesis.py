@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
+from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.config.loading import load_stored_config
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import readers
@@ -143,11 +143,11 @@ def _name_of(text: Corpus) -> str:
 
 
 def _warn_of_changed_text(config: Config, number: int, record: SyntheticText, stop: Stop) -> None:
-    """Warn if the text of an entry exists, but has changed since it was translated. A dataset is
-    not loaded again.
+    """Warn if the files of an entry exist, but have changed since their text was translated. A
+    dataset is not loaded again.
     """
     text = _given(config.data.train[number])
-    if isinstance(text, HubCorpus):
+    if not isinstance(text, TextCorpus | FileCorpus):
         return
     exists = all(path.is_file() for path in readers.files_of(text, reading_of(config).root))
     if exists and scan_corpus(config, text, stop).sha256 != record.given:

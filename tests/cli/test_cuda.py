@@ -44,7 +44,7 @@ def test_steps_do_not_wait_for_the_gpu(
     schedule = {"train.max_steps": 4, "train.log_every": 3, "train.average_last": 0}
     one_shape = {"train.max_tokens": 4096}
     config = tiny_config(**{"train.device": "cuda"} | one_shape | schedule | settings)
-    with fake_cuda(monkeypatch) as waits:
+    with fake_cuda() as waits:
         assert train(config) == 0
     assert len(waited) >= 2
     assert not any(waited), waited
@@ -75,6 +75,6 @@ def test_translations_equal_those_on_a_cpu(
         assert run_here(monkeypatch, "translate", *shared, "--precision", "fp32", *arguments) == 0
         return [file.read_text() for file in sorted(tmp_path.glob(f"{device}*"))]
 
-    with fake_cuda(monkeypatch):
+    with fake_cuda():
         found = translated("cuda")
     assert found == translated("cpu")

@@ -205,9 +205,9 @@ def test_stopped_and_resumed_is_uninterrupted(run: Path, settings: str) -> None:
     finish(run, *overrides)
 
 
-def test_a_run_on_a_gpu_resumes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_gpu_resumes(run: Path) -> None:
     settings = ["train.device=cuda", "train.max_steps=8", "train.ema_decay=0.9"]
-    with fake_cuda(monkeypatch):
+    with fake_cuda():
         stop(run, 5, *settings)
         finish(run, *settings)
 
