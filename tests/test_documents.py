@@ -26,7 +26,7 @@ from mtrain.corpus import phrasebook
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "configs/*.md", "scripts/*.md", "mtrain/**/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "configs/*.md", "scripts/**/*.md", "mtrain/**/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
 )
 FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

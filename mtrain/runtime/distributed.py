@@ -292,7 +292,7 @@ def _refuse_tasks(environ: Mapping[str, str]) -> None:
         f"srun started this command {tasks} times; have it start torchrun once on each machine: "
         f"srun --ntasks-per-node=1 torchrun --nnodes={nodes} --nproc-per-node={tasks // nodes} "
         f"--rdzv-backend=c10d --rdzv-endpoint=HOST:29500 -m mtrain {shlex.join(sys.argv[1:])}",
-        "where HOST is one of the machines (see scripts/slurm); start a single process "
+        "where HOST is one of the machines (see scripts/slurm/README.md); start a single process "
         "with srun --ntasks=1",
     )
     error.is_silent = environ["SLURM_PROCID"] != "0"
@@ -312,7 +312,7 @@ def _connect(ranks: Ranks) -> None:
         raise DisconnectedError(
             f"rank {ranks.rank} of {ranks.size}: cannot connect to the other processes of the job: "
             f"{first_line(error)}; start them by torchrun, and check that each machine can reach "
-            "the others (see scripts/README.md)"
+            "the others (see scripts/slurm/README.md)"
         ) from None
 
 
