@@ -29,8 +29,10 @@ MIN_HAN, MAX_HAN_WORD = 8, 4
 # What a text adds to the score of a part if it has the style of the part, or not: the logarithm of
 # how much likelier that is at the fraction 1 - RARE than at COMMON.
 FITS, DIFFERS = math.log((1 - RARE) / COMMON), math.log(RARE / COMMON)
-SPACE_BEFORE_MARK = re.compile(r"\w [,.](?!\S)")
-MARK = re.compile(r"\w ?[,.](?!\S)")
+# Not the commas and periods of Arabic and of the scripts of India: many writers put spaces before
+# these in plain text. A word may end in an accent or a vowel sign.
+SPACE_BEFORE_MARK = regex.compile(r"[\w\p{M}] [,.\u3001\u3002\uff0c](?!\S)")
+MARK = regex.compile(r"[\w\p{M}] ?[,.\u3001\u3002\uff0c](?!\S)")
 # Georgian letters count as lower case, but sentences do not begin with their capital letters.
 _SENTENCE_END = regex.compile(
     r"(?!\p{Georgian})[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z"

@@ -154,6 +154,13 @@ def test_a_part_with_spaces_between_chinese_characters_is_found() -> None:
     assert found(HAN, names, subtitles) == []
 
 
+@pytest.mark.parametrize("end", ["です。", "好，", "जी,", "e\u0301."])
+def test_a_part_with_spaces_before_marks_is_found_in_any_letters(end: str) -> None:
+    texts = [f"{row} {end}" for row in range(2000)]
+    spaced = [f"{text[:-1]} {end[-1]}" for text in texts]
+    assert found(texts[:900] + spaced[900:1200] + texts[1200:]) == [("c0", 901, 1200, SPACED)]
+
+
 def test_a_part_in_simplified_chinese_among_traditional_is_found() -> None:
     forms = str.maketrans("門車見長東馬鳥魚語書", "门车见长东马鸟鱼语书")
     traditional = [f"{'門車見長東馬鳥魚語書'[row % 10]}中人山水{row}" for row in range(2000)]
