@@ -203,8 +203,12 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     reading = Reading(invalid_utf8="drop", check_stop=stop.check)
     rows = scan(corpus, reading).pairs
     request = with_found_sets(request)
-    for sides in filter(None, (request.valid, *request.tests.values())):  # readable, equally long
-        scan(request.corpus_of(*sides), Reading(invalid_utf8="drop", check_stop=stop.check))
+    named = {"data.valid": request.valid} if request.valid else {}
+    named |= {f"data.test.{name}": sides for name, sides in request.tests.items()}
+    sets = {  # all readable and equally long
+        key: scan(request.corpus_of(*sides), replace(reading, counts=Counter())).pairs
+        for key, sides in named.items()
+    }
     parts = [] if request.valid else _split_files(request)
     outputs = [*parts, request.output]
     for path in outputs:
@@ -217,6 +221,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         train, valid = corpus, request.valid
         if valid is None:
             held, left = _hold_out(corpus, size.pairs, count, sinks, reading)
+            sets["data.valid"] = held
             size = replace(size, pairs=left)
             train, valid = request.corpus_of(parts[0], parts[1]), (parts[2], parts[3])
         # splitting the text has dropped pairs that are not UTF-8
@@ -226,7 +231,10 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         sink.write(text.encode("utf-8"))
     warn_of_counts(+reading.counts)
     logger.info("%s training pairs", f"{size.pairs:,}")
-    for text in missing_tokenizers([tokenizer_for(request.tgt_lang)]):
+    from mtrain.training.plan import text_warnings  # loads torch
+
+    missing = missing_tokenizers([tokenizer_for(request.tgt_lang)])
+    for text in (*text_warnings(size.pairs, sets), *missing):
         logger.warning("%s", text)
     logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
     logger.info("      mtrain train %s", shlex.quote(str(request.output)))

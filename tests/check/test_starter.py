@@ -208,6 +208,19 @@ def test_a_usual_number_is_held_out_without_a_validation_set(
     assert starter._count_to_hold_out(asked, pairs) == count
 
 
+def test_a_very_small_text_is_warned_of_as_by_the_check(
+    tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("test.en", "test.de.gz"):
+        write(tmp_path / name, ["one", "two"])
+    write_config(request(files, tmp_path / "m.yaml", 40), Stop(), has_gpu=False)
+    small = "data.train: too few pairs to learn to translate: 557; use 5,000 or more, or start from"
+    assert f"{small} a model with train.init_from" in caplog.messages
+    for key, lines in (("data.valid", 40), ("data.test.test", 2)):
+        text = f"{key}: scores on only {lines} lines vary by chance; use 200 lines or more"
+        assert text in caplog.messages
+
+
 def test_sets_in_the_same_folder_are_taken(
     tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
