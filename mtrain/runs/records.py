@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 from pydantic import AfterValidator, BaseModel, Field, FiniteFloat
-from tqdm import tqdm
 
 from mtrain.runs.layout import AVERAGE, BEST, STEP
 from mtrain.runs.tensorboard import TensorBoard
@@ -19,6 +18,7 @@ from mtrain.runtime import files
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.json_reader import MAX_JSON_BYTES, Content, adapter_of, read_json
 from mtrain.runtime.log import first_numbers, logger
+from mtrain.runtime.stop import format_duration
 
 # Bounds keep arithmetic and formatting safe, whoever wrote the file.
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
@@ -192,7 +192,7 @@ def duration(provenance: Provenance | None, records: list[dict[str, Any]]) -> st
     except ValueError:
         return None
     seconds = max((record.get("time", 0) for record in records), default=0) - start
-    return tqdm.format_interval(seconds) if seconds > 0 else None
+    return format_duration(seconds) if seconds > 0 else None
 
 
 @dataclass

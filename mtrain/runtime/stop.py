@@ -33,6 +33,7 @@ EXIT_CODES: dict[int, int] = {
 SAME_REQUEST = 0.1
 
 TIME_LIMIT = "time limit"  # a reason to stop
+UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}  # of durations, in seconds
 
 
 @dataclass
@@ -133,7 +134,7 @@ def _ignore_signals() -> None:
 
 def parse_duration(text: str) -> float:
     """Read `90`, `45s`, `30m`, `3h30m` or `1d12h` as seconds; raises `RefusedError`."""
-    units = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
+    units = {**UNITS, "": 1}
     parts = re.findall(r"([0-9]{1,9})([dhms]?)", text)
     seconds = sum(int(number) * units[unit] for number, unit in parts)
     if not re.fullmatch(r"[0-9]{1,9}|([0-9]{1,9}[dhms])+", text) or seconds <= 0:
@@ -142,3 +143,15 @@ def parse_duration(text: str) -> float:
             "1d12h, or seconds"
         )
     return float(seconds)
+
+
+def format_duration(seconds: float) -> str:
+    """Show seconds as `parse_duration` reads them, in the two largest units, such as `10m46s` or
+    `3h30m`.
+    """
+    parts, left = list[tuple[int, str]](), int(seconds)
+    for unit, size in UNITS.items():
+        number, left = divmod(left, size)
+        if number or parts:
+            parts.append((number, unit))
+    return "".join(f"{number}{unit}" for number, unit in parts[:2] if number) or "0s"

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich import filesize
-from tqdm import tqdm
 
 from mtrain.config.languages import is_unspaced, tokenizer_for
 from mtrain.config.schema import Config, DataConfig, TrainConfig
@@ -26,6 +25,7 @@ from mtrain.runs import layout
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import StoppedError, UserError
+from mtrain.runtime.stop import format_duration
 from mtrain.runtime.workers import available_threads, map_tasks
 from mtrain.scoring.metrics import is_unsplit_by_13a
 from mtrain.training.gradients import Blocks, max_slices, max_sums
@@ -147,7 +147,7 @@ class Forecast:
             self.lines.append(f"time: not measured{reason}")
             return
         self.seconds = self.measured["train_seconds"] = steps * seconds
-        total = tqdm.format_interval(self.seconds)
+        total = format_duration(self.seconds)
         self.lines.append(
             f"time: about {seconds:.3g} s per step as measured now, {total} for {steps:,} steps "
             "without validation"

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from mtrain.config.corpora import Corpus, FileCorpus, TextCorpus
 from mtrain.config.loading import load_stored_config
@@ -39,7 +38,7 @@ from mtrain.runtime.distributed import Ranks, device_of
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import adapter_of
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.runtime.stop import Stop
+from mtrain.runtime.stop import Stop, format_duration
 from mtrain.scoring.metrics import sentence_chrf
 from mtrain.training.learner import threads_of
 from mtrain.translation.loading import load_with_tag, tag_advice
@@ -432,7 +431,7 @@ class Synthesizer:
             started = time.perf_counter()
             self._translate(0, sample)
             seconds = (time.perf_counter() - started) / len(sample) * remaining
-            text += f" in about {tqdm.format_interval(max(1.0, seconds))}"
+            text += f" in about {format_duration(max(1.0, seconds))}"
         return text
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
@@ -28,7 +27,7 @@ from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.runtime.stop import stop_error
+from mtrain.runtime.stop import format_duration, stop_error
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
 from mtrain.training.plan import make_forecast, warnings_of
@@ -307,7 +306,7 @@ class Trainer:
         remaining = seconds / self.recorded_steps * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
         text += f"  lr {rate:.2e}  grad {two_decimals(float(norm))}"
-        text += f"  left {tqdm.format_interval(remaining)}"
+        text += f"  left {format_duration(remaining)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0

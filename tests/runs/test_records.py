@@ -14,8 +14,8 @@ from mtrain.runtime.errors import UserError
 @pytest.mark.parametrize(
     ("created", "last", "shown"),
     [
-        ("1970-01-01T00:00:10+0000", 70.0, "01:00"),
-        ("1970-01-01T01:00:10+0100", 3670.0, "1:01:00"),
+        ("1970-01-01T00:00:10+0000", 70.0, "1m"),
+        ("1970-01-01T01:00:10+0100", 3670.0, "1h1m"),
         ("1970-01-01T00:00:10+0000", 10.0, None),  # the clock was set back
         ("soon", 70.0, None),
     ],

@@ -20,7 +20,7 @@ from mtrain.runtime.errors import (
     RefusedError,
     StoppedError,
 )
-from mtrain.runtime.stop import Stop, parse_duration
+from mtrain.runtime.stop import Stop, format_duration, parse_duration
 
 # Installs the handlers in a process that ignores a signal, as under nohup, gets it, and shows the
 # request to stop, and at its end the signals that are ignored.
@@ -164,3 +164,20 @@ def test_durations_by_hand(text: str, seconds: int) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(RefusedError, match="expected a duration such as 45s, 30m, 3h30m"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0.9, "0s"), (59.9, "59s"), (60, "1m"), (646, "10m46s"), (3600, "1h")),
+        *((3605, "1h"), (12_660, "3h31m"), (86_399, "23h59m"), (129_600, "1d12h")),
+        (400 * 86_400 + 61, "400d"),
+    ],
+)
+def test_durations_are_shown_with_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_what_is_shown_can_be_given_as_a_time_limit() -> None:
+    for seconds in (1, 646, 3660, 129_600):
+        assert parse_duration(format_duration(seconds)) == seconds
