@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Barrier
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from mtrain.runtime import device
 from mtrain.runtime.device import (
     can_compile,
     compute_dtype,
+    has_fast_bf16,
     out_of_memory_as,
     pick_device,
     record_graph,
@@ -27,7 +29,7 @@ from mtrain.runtime.device import (
 from mtrain.runtime.errors import NO_THREAD, RefusedError, UserError
 
 
-def test_torch_reads_the_variables_for_cuda_after_they_are_set() -> None:
+def test_torch_is_set_up_for_cuda_and_reads_the_variables_for_it() -> None:
     code = """
 import os, torch
 from mtrain.runtime import device
@@ -36,6 +38,10 @@ device.set_up_cuda(torch.device("cuda", 0))
 from torch._inductor import config
 assert not config.triton.mix_order_reduction
 assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+assert torch.are_deterministic_algorithms_enabled()
+assert not torch.utils.deterministic.fill_uninitialized_memory
+assert not torch.backends.cuda.flash_sdp_enabled()
+assert not torch.backends.cuda.cudnn_sdp_enabled()
 """
     names = os.environ.keys() - {"CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_MIX_ORDER_REDUCTION"}
     environment = {name: os.environ[name] for name in names}
@@ -57,6 +63,70 @@ def test_why_a_gpu_is_missing(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(RefusedError, match=words.replace("+", r"\+")):
         pick_device("cuda:3")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "has_mps", "expected"),
+    [
+        *(("auto", 2, True, "cuda:0"), ("auto", 0, True, "mps"), ("auto", 0, False, "cpu")),
+        *(("cuda", 2, False, "cuda:0"), ("cuda:1", 2, False, "cuda:1")),
+        *(("cpu", 2, True, "cpu"), ("mps", 2, True, "mps")),
+    ],
+)
+def test_the_device_that_a_name_means(
+    monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, has_mps: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    assert str(pick_device(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mps", "device mps: not available on this machine; use cpu"),
+        *((name, f"device {name}: unknown; use auto, ") for name in ("gpu", "cuda:x", "cpu:0", "")),
+    ],
+)
+def test_a_device_that_does_not_exist_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(RefusedError, match=words):
+        pick_device(name)
+
+
+def test_bf16_that_a_gpu_emulates_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_supported(including_emulation: bool = True) -> bool:
+        return including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert not has_fast_bf16(torch.device("cuda", 0))
+    assert not has_fast_bf16(torch.device("mps"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "name", "training", "if_fast", "if_slow"),
+    [
+        ("auto", "cpu", True, torch.bfloat16, torch.float32),
+        ("auto", "cpu", False, torch.float32, torch.float32),
+        *(("auto", "cuda", training, torch.bfloat16, torch.float32) for training in (True, False)),
+        ("fp32", "cuda", True, torch.float32, torch.float32),
+        ("bf16", "cpu", False, torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_auto_is_bf16_where_it_is_fast_but_not_for_translations_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    name: str,
+    training: bool,
+    if_fast: torch.dtype,
+    if_slow: torch.dtype,
+) -> None:
+    for is_fast, expected in ((True, if_fast), (False, if_slow)):
+        monkeypatch.setattr(device, "has_fast_bf16", lambda device, is_fast=is_fast: is_fast)
+        assert compute_dtype(precision, torch.device(name), training=training) == expected
 
 
 def test_an_unknown_precision_is_refused() -> None:
@@ -105,6 +175,35 @@ def test_a_gpu_that_torch_cannot_compile_for_is_found_by_its_number(
         assert can_compile(torch.device(name)) is expected
 
 
+def use_fake_graphs(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any]) -> None:
+    """Record graphs on the CPU by a context manager."""
+    fakes = {"CUDAGraph": lambda: SimpleNamespace(replay=None), "graph": record}
+    fakes |= {"device": nullcontext, "stream": nullcontext, "current_stream": id}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(device, "_recording_stream", lambda device: None)
+
+
+def test_a_lack_of_memory_in_a_recording_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a recording that failed is another error."""
+
+    @contextmanager
+    def record(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def lack() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    use_fake_graphs(monkeypatch, record)
+    with pytest.raises(torch.OutOfMemoryError):
+        record_graph(lack, torch.device("cpu"), None)
+    with pytest.raises(RuntimeError, match="due to a previous error"):
+        record_graph(lambda: None, torch.device("cpu"), None)
+
+
 def test_models_in_several_threads_record_graphs_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,11 +217,7 @@ def test_models_in_several_threads_record_graphs_one_after_the_other(
         yield
         open_recordings.clear()
 
-    fakes = {"CUDAGraph": lambda: SimpleNamespace(replay=None), "graph": record}
-    fakes |= {"device": nullcontext, "stream": nullcontext, "current_stream": id}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(device, "_recording_stream", lambda device: None)
+    use_fake_graphs(monkeypatch, record)
 
     def run(_: int) -> None:
         barrier.wait()
