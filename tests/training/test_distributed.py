@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import product
@@ -30,6 +30,7 @@ from ranks import Hook, at_step, command, free_port, start, train_by
 from torch import Tensor
 from torch.distributed import HashStore
 
+from mtrain.config.loading import load_config
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import layout
 from mtrain.runs.history import History
@@ -53,8 +54,9 @@ from mtrain.runtime.errors import (
     UserError,
 )
 from mtrain.runtime.log import logger
-from mtrain.training import gradients
+from mtrain.training import gradients, job
 from mtrain.training.gradients import Blocks
+from mtrain.training.learner import MachineSettings
 from mtrain.training.validation import Validation
 
 # Dropout is on; records, checkpoints and epochs fall on different steps.
@@ -307,6 +309,35 @@ def test_processes_that_read_other_text_are_refused(config: Path, tmp_path: Path
     assert done.codes == [EXIT_REFUSED] * 2, done.told
     assert "the processes of this job got different text" in done.told[0]
     assert done.told[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "first", "other"),
+    [
+        ({"precision": "fp32"}, "precision", "bf16", "fp32"),
+        ({"compile": False}, "compile", "True", "False"),
+        ({"threads": 9, "openmp": 3}, "threads", "8", "9"),
+    ],
+)
+def test_machines_on_which_auto_means_something_else_are_refused(
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    key: str,
+    first: str,
+    other: str,
+) -> None:
+    machine = MachineSettings("cuda", 8, "bf16", compile=True, packing=True)
+    machines = [machine, machine, replace(machine, threads=9)]
+    monkeypatch.setattr(Ranks, "gather", lambda *_: machines)
+    settings, blocks = load_config(config), Blocks(4, 3)
+    job._check_machines(settings, Ranks(0, 3), blocks)  # the threads of a process may differ
+    machines[2] = replace(machine, **change)
+    reason = f"train.{key}: resolves to {first} on rank 0 and to {other} on rank 2; set it to"
+    for rank in range(3):
+        with pytest.raises(RefusedError, match=reason) as caught:
+            job._check_machines(settings, Ranks(rank, 3), blocks)
+        assert (caught.value.is_shared, caught.value.is_silent) == (True, rank > 0)
 
 
 # --- resumed by another number of ranks ---------------------------------------------------------

@@ -26,11 +26,13 @@ from torch import Tensor
 from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, SpecialIds, collate
 from mtrain.runtime.device import has_fast_bf16
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training import gradients, job, learner
 from mtrain.training.gradients import (
     SLICE_TOKENS,
+    Blocks,
     SequentialGradients,
     Sums,
     SumTree,
@@ -38,6 +40,7 @@ from mtrain.training.gradients import (
     max_sums,
     slices_of,
 )
+from mtrain.training.learner import MachineSettings
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 needs_bf16 = pytest.mark.skipif(
@@ -353,6 +356,43 @@ def test_a_run_is_resumed_with_other_threads(
     weights = "checkpoints/step-00000006"
     for name in ("model.safetensors", "trainer/optimizer.safetensors"):
         assert (run / weights / name).read_bytes() == (other / weights / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "slices", "openmp"), [(1, 1, 8), (4, 1, 2), (2, 2, 2), (5, 1, 1), (16, 1, 1)]
+)
+def test_the_threads_of_an_operation_follow_from_the_whole_step(
+    config: Path, micro_batches: int, slices: int, openmp: int
+) -> None:
+    """Rounding depends on them, and must not on the number of ranks."""
+    settings = ["train.threads=8", f"train.max_tokens={slices * SLICE_TOKENS}"]
+    for size in (1, 2, 4):
+        blocks = Blocks(micro_batches, size)
+        machine = MachineSettings.of(load_config(config, settings), Ranks(), blocks)
+        assert (machine.openmp, machine.workers) == (openmp, 8 // openmp)
+    settings.append("train.compile=true")
+    machine = MachineSettings.of(load_config(config, settings), Ranks(), blocks)
+    assert machine.workers == 1  # a compiled model draws from the process's random generator
+
+
+def test_why_a_model_cannot_be_compiled_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: None)
+    reason = "torch cannot compile the model here: no compiler"
+    with pytest.raises(UserError) as caught, learner._compiling():
+        raise RuntimeError("no compiler\nand what torch says of it")
+    assert str(caught.value) == f"train.compile: {reason}; set train.compile: false"
+
+
+def test_processes_of_one_machine_divide_its_threads(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner, "available_threads", lambda: 8)
+    for value, expected in (("auto", [8, 4, 2, 1]), ("3", [3, 3, 3, 3])):
+        own = load_config(config, [f"train.threads={value}"])
+        found = [learner.threads_of(own, Ranks(local_size=size)) for size in (1, 2, 3, 9)]
+        assert found == expected
 
 
 def test_slices_are_one_batch(
