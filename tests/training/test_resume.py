@@ -425,7 +425,7 @@ def test_real_processes_stop_and_resume(run: Path, deed: str, code: int, reason:
     assert (found["state"], found["exit_code"], found["step"]) == ended
     assert reason in found["reason"]
     assert reason in done.stderr
-    where = r"saved and stopped at step 11 of \d+, [\d:]+ after the run began: "
+    where = r"saved and stopped at step 11 of \d+, [\dms]+ after the run began: "
     assert bool(re.search(where + re.escape(str(run)), done.stderr)) == bool(reason)
     finish(run)
 
@@ -437,7 +437,7 @@ def test_the_time_of_a_stop_is_now_and_not_that_of_the_last_record(
     with pytest.raises(StoppedError):
         start(run, "train.log_every=1000", stop_at=2)
     assert not (run / "metrics.jsonl").exists()
-    assert re.search(r"stopped at step 2 of \d+, [\d:]+ after the run began: ", caplog.text)
+    assert re.search(r"stopped at step 2 of \d+, [\dms]+ after the run began: ", caplog.text)
 
 
 # A step that is one call of a library, of many minutes, in which no Python handler runs.
@@ -569,6 +569,7 @@ def test_without_an_intact_checkpoint_nothing_starts_again(run: Path, name: str)
         start(run)
     assert caught.value.exit_code == EXIT_FAILED
     assert status(run)["state"] == "failed"
+    assert status(run)["step"] == (0 if name == "manifest.json" else 5)
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
 
 
@@ -902,6 +903,7 @@ def test_other_settings_are_refused_by_name(
     message = refusal(stopped, *overrides)
     assert [key for key in keys if key not in message] == []
     assert str(stopped) in message or "train.threads" in message
+    assert ("where train.init_from: " in message) == (overrides[0] == "train.peak_lr=1e-3")
     way_back = f"go back to them (mtrain train {stopped / 'config.yaml'}) or choose another"
     assert (way_back in message) == (len(overrides) > 1)
     assert "train.patience" not in message
@@ -955,14 +957,19 @@ def test_other_content_is_refused(
     other = entry(tmp_path / "other")
     assert "the content of data.valid is not" in refusal(stopped, f"data.valid={other}")
     assert "changed setting" not in warnings()  # nothing was changed
-    assert "the content of data.train is not" in refusal(stopped, f"data.train=[{other}]")
+    text = refusal(stopped, f"data.train=[{other}]")
+    assert "the content of data.train is not" in text
+    assert text.endswith(f"where train.init_from: {stopped} starts from its weights")
     same = entry(config_of_all().parent / "data" / "train").replace("}", ", weight: 2}")
     text = refusal(stopped, f"data.train=[{same}]")
     assert "the list of weights of data.train is not the same" in text
     assert "(it was [1.0], and is [2.0])" in text
-    vocabulary = uninterrupted("tokenizer.vocab_size=310") / "tokenizer.model"
-    shutil.copy(vocabulary, stopped / "tokenizer.model")
-    assert "tokenizer" in refusal(stopped)
+    lines = [f"{line} kernel" for pair in made_up_pairs(60, 8) for line in pair]
+    vocabulary = train_tokenizer(lambda: lines, vocab_size=320)
+    (stopped / "tokenizer.model").write_bytes(vocabulary)
+    text = refusal(stopped)
+    assert "the vocabulary is not the same" in text
+    assert "init_from" not in text  # these weights would not fit
 
 
 @pytest.mark.parametrize(
@@ -992,6 +999,27 @@ def test_packing_stays_as_it_was(run: Path, was: bool) -> None:
     advice, other = ("true", "false") if was else ("false", "true")
     assert f"set train.packing: {advice}" in refusal(run, f"train.packing={other}")
     stop(run, 7, f"train.packing={advice}")
+
+
+def test_threads_may_change_where_rounding_does_not_depend_on_them() -> None:
+    config = load_config(config_of_all())
+    cpu = learner.MachineSettings("cpu", 8, "fp32", compile=False, openmp=2)
+    resume.check_machine(cpu, {**asdict(cpu), "threads": 4}, config)
+    gpu = replace(cpu, device="cuda")
+    resume.check_machine(gpu, {**asdict(gpu), "threads": 4, "openmp": 1}, config)
+    with pytest.raises(RefusedError, match=r"train\.threads: .* set train\.threads: 4$"):
+        resume.check_machine(cpu, {**asdict(cpu), "threads": 4, "openmp": 1}, config)
+    with pytest.raises(RefusedError, match=r"train\.device: .* set train\.device: cuda$"):
+        resume.check_machine(cpu, asdict(gpu), config)
+
+
+def test_a_run_of_an_early_version_goes_on_without_packing() -> None:
+    config = load_config(config_of_all())
+    plain = learner.MachineSettings("cuda", 8, "bf16", compile=False)
+    early = {key: asdict(plain)[key] for key in ("device", "threads", "precision", "compile")}
+    resume.check_machine(plain, early, config)
+    with pytest.raises(RefusedError, match=r"set train\.packing: false$"):
+        resume.check_machine(replace(plain, packing=True), early, config)
 
 
 def test_a_run_on_cuda_that_auto_would_now_pack_and_compile_needs_one_setting() -> None:

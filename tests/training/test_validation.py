@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import TinyConfig, Train, differences, edit, run_mtrain, status
 
 from mtrain.runs.history import History
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.errors import printable
-from mtrain.training.validation import summary
+from mtrain.training import validation
+from mtrain.training.validation import Validation, summary
+from mtrain.translation.loading import LoadedModel
 
 # Prints a number that depends on the hypotheses; fails where the file that it is given exists.
 SCORER = """
@@ -80,8 +83,10 @@ def test_the_end_of_a_run_says_what_became_of_it(
     lines = logged(run)
     place = next(i for i, line in enumerate(lines) if line.startswith("INFO complete at step 8 "))
     assert re.fullmatch(
-        rf"INFO complete at step 8 of 8, [\d:]+ after the run began: {run}", lines[place]
+        rf"INFO complete at step 8 of 8, [\dms]+ after the run began: {run}", lines[place]
     )
+    assert any(re.fullmatch(r"INFO step 2/8  .*  left [\dms]+", line) for line in lines)
+    assert any(line.startswith("INFO average of 2 checkpoints  BLEU ") for line in lines)
     assert lines[place + 1].startswith(f"INFO best by nll: {name}  BLEU ")
     assert lines[place + 2].startswith("INFO test held_out: BLEU ")
     assert lines[place + 3] == f"INFO signature of BLEU: {signature}"
@@ -96,6 +101,44 @@ def test_the_end_of_a_run_says_what_became_of_it(
     assert logged(run)[-len(lines[place:]) :] == lines[place:]
     assert train(config, "--set", "train.max_steps=4") == 0
     assert "\nINFO complete at step 8 (train.max_steps: 4), " in "\n".join(logged(run))
+
+
+def test_the_log_marks_the_best_validation_so_far_and_names_an_unusual_measure(
+    tiny_config: TinyConfig, tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([(0.5, 3.0), (5.0, 4.0), (4.0, 2.0)])  # BLEU and NLL
+
+    def evaluate(*_: object) -> dict[str, object]:
+        bleu, nll = next(scores)
+        return {"bleu": bleu, "chrf": 1.0, "nll": nll, "signature": "none"}
+
+    monkeypatch.setattr(Validation, "evaluate", evaluate)
+    settings = {"train.max_steps": 12, "train.average_last": 0, "data.test": {}}
+    assert train(tiny_config(**settings)) == 0
+    lines = [line for line in logged(tmp_path / "run") if re.match(r"INFO step \d+  BLEU", line)]
+    assert [re.split(r"ppl [\d.]+", line)[1] for line in lines] == [
+        *("  best so far by nll, since no BLEU is above 1 yet", "  best so far", ""),
+    ]
+
+
+def test_a_validation_has_the_precision_of_translations_and_not_that_of_training(
+    tiny_config: TinyConfig, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def dtype_of(precision: str, device: torch.device, *, training: bool) -> torch.dtype:
+        assert (precision, training) == ("auto", False)
+        return torch.bfloat16
+
+    def evaluate(self: Validation, model: LoadedModel, *_: object) -> dict[str, object]:
+        found.append((model.model.dtype, self.learner.model.dtype))
+        return {"bleu": 1.0, "chrf": 1.0, "nll": 1.0, "signature": "none"}
+
+    monkeypatch.setattr(validation, "compute_dtype", dtype_of)
+    monkeypatch.setattr(Validation, "evaluate", evaluate)
+    settings = {"train.max_steps": 4, "train.average_last": 0, "data.test": {}}
+    assert train(tiny_config(**settings)) == 0
+    assert found == [(torch.bfloat16, torch.float32)]
 
 
 def test_the_end_of_a_run_names_patience(
