@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -318,6 +319,14 @@ def test_the_stored_config_of_a_moved_run_starts_no_other_run(
     assert not run.exists()
 
 
+def test_the_stored_config_of_a_moved_run_starts_a_new_run_that_is_named(
+    train: Train, run: Path
+) -> None:
+    own, new = run.rename(run.with_name("moved")) / "config.yaml", run.with_name("new")
+    assert train(own, "--set", f"run_dir={new}") == 0
+    assert (status(new)["state"], run.exists()) == ("complete", False)
+
+
 def test_a_run_whose_first_save_failed_starts_again(
     train: Train, tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +475,26 @@ def test_a_start_that_never_began_leaves_the_state_of_the_run(
     shutil.move(run.parent / "elsewhere", run.parent / "data")
     assert train(config) == 0
     assert "last_start" not in status(run)
+
+
+def test_a_dry_run_refuses_what_a_start_would(
+    train: Train, config: Path, run: Path, capsys: Captured
+) -> None:
+    record = json.loads((run / "run.json").read_text())
+    for change, words in (
+        ({"valid": "0" * 64}, "the content of data.valid is not the same"),
+        ({"pairs": [1]}, "the number of pairs of each corpus that pass the filters is not"),
+    ):
+        edit(run / "run.json", **{**record, **change})
+        for options in (["--dry-run"], []):
+            assert train(config, *options) == 2
+            assert words in capsys.readouterr().err
+
+
+def test_a_validation_set_comes_before_a_test_set_of_its_name() -> None:
+    keys = ["data.train.0", "data.valid", "data.test.valid", "data.test.news"]
+    run: Any = SimpleNamespace(corpora=dict.fromkeys(keys))
+    assert sets.names(run) == {"valid": "data.valid", "news": "data.test.news"}
 
 
 def test_a_step_of_too_many_micro_batches_is_refused(
