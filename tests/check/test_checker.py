@@ -37,7 +37,7 @@ from planting import (
 from mtrain.check import checker, chunks, diagnosis
 from mtrain.check.checker import Checker
 from mtrain.check.chunks import Chunk
-from mtrain.check.diagnosis import diagnose
+from mtrain.check.diagnosis import Diagnosis, diagnose
 from mtrain.config.loading import load_config
 from mtrain.corpus.lines import MAX_LINE_LENGTH
 from mtrain.data import mix_ups
@@ -240,6 +240,11 @@ def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folde
     assert ("data.valid", "contained") in kinds(report)
     assert places(report, "dropped") == [("train.xa", 4)]
     assert report["errors"] == 1
+    folder.data["allow_overlap"] = True
+    report = folder.look()
+    [message] = messages(report, "contained")
+    assert message.endswith("; data.allow_overlap allows it")
+    assert report["errors"] == 0
 
 
 def test_all_that_is_broken_is_told_in_one_run(folder: Folder) -> None:
@@ -468,6 +473,8 @@ def test_filters_that_leave_no_pair_are_an_error(folder: Folder, filters: dict[s
     [message] = messages(report, "empty")
     assert message.startswith("no pair is left to train on: ")
     assert (report["errors"], report["forecast"]) == (1, None)
+    reason = "no forecast: data.train: no pair is left to train on"
+    assert reason in look(folder.write(), forecast=True).lines(100)
 
 
 def test_a_device_that_the_machine_lacks_is_an_error_of_the_forecast(folder: Folder) -> None:
@@ -499,6 +506,13 @@ def test_a_signal_stops_the_learning_of_what_is_normal_at_once(
         diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
 
 
+def test_a_start_from_a_model_that_is_yet_to_be_trained_needs_less_text(folder: Folder) -> None:
+    folder.settings["train"] = {"init_from": str(folder.path / "first")}
+    assert folder.look()["doubts"] == [
+        f"train.init_from: {folder.path / 'first'} does not exist yet and is ignored here"
+    ]
+
+
 def test_how_the_vocabulary_fits_is_told(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -524,6 +538,12 @@ def test_without_text_the_vocabulary_is_not_measured(folder: Folder, trained_run
     found = look(folder.write())
     assert found.as_json()["vocabulary"] is None
     assert "  not measured: there is no text to measure" in found.lines(80)
+
+
+def test_the_last_line_counts_what_was_found() -> None:
+    assert [*Diagnosis([]).lines(80)][-1] == "nothing suspicious was found"
+    found = Diagnosis([], warnings=["a"], refusals=["b", "c"])
+    assert [*found.lines(80)][-4:] == ["error: b", "error: c", "warning: a", "2 errors, 1 warning"]
 
 
 def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:

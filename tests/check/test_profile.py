@@ -291,5 +291,7 @@ def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
     report = folder.look()
     assert ("data.train.0", "turned") in kinds(report)
     assert report["errors"] == 1
+    folder.data["allow_swapped"] = True
+    assert folder.look()["errors"] == 0
     folder.data |= {"src_lang": "de", "tgt_lang": "en"}
     assert ("data.train.0", "turned") not in kinds(folder.look())
