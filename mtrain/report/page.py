@@ -100,10 +100,8 @@ class Report:
         return list(filter(None, (None if notes is None else summary(notes), self.history.outlook)))
 
     def add_note(self, section: str, text: str) -> None:
-        """Add a note to a section, once."""
-        notes = self.section_notes.setdefault(section, [])
-        if text not in notes:
-            notes.append(text)
+        """Add a note to a section."""
+        self.section_notes.setdefault(section, []).append(text)
 
     @contextmanager
     def note_failure(self, section: str, consequence: str) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from mtrain.report import attention_maps as maps
 from mtrain.report.attention_maps import Selection
 from mtrain.report.heatmap import KINDS, HeatMap, Sentence, menus, opacity
 from mtrain.runtime.errors import RefusedError, UserError, printable
-from mtrain.translation.loading import LoadedModel
+from mtrain.translation.loading import LoadedModel, load
 from mtrain.translation.translator import Translator
 
 LINE = "bavo celu minek"
@@ -102,6 +103,28 @@ def test_sentences_that_are_too_long_are_refused(loaded_model: LoadedModel) -> N
     model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
     with pytest.raises(UserError, match=r"line 1: .* at most 8; give a shorter"):
         maps.compute_maps(replace(loaded_model, model=model), [("bavo", "zwent " * 9)], Selection())
+    (ids,) = loaded_model.tokenizer.encode([LINE])
+    for positions, is_refused in ((len(ids), True), (len(ids) + 1, False)):  # with </s>
+        shape = {"positions": "learned", "max_positions": positions}
+        model = random_model(vocab_size=loaded_model.tokenizer.vocab_size, **shape)
+        refusal = pytest.raises(UserError, match="can be shown for at most")
+        with refusal if is_refused else nullcontext():
+            maps.compute_maps(replace(loaded_model, model=model), [("bavo", LINE)], Selection())
+
+
+def test_a_sentence_is_in_the_languages_of_its_direction_if_there_is_one(
+    loaded_model: LoadedModel, both_run: Path
+) -> None:
+    both = load(both_run, device="cpu", precision="fp32")
+    data = both.config.data.model_copy(update={"test": {}})  # whose set has no tag
+    both = replace(both, config=both.config.model_copy(update={"data": data}))
+    for model, languages in (
+        (loaded_model, ("aa", "ba")),
+        (both.tagged("<2aa>"), ("ba", "aa")),
+        (both, ("", "")),
+    ):
+        (found,) = maps.compute_maps(model, [(LINE, "zwent")], Selection(("cross",)))
+        assert found.languages == languages
 
 
 # --- drawings ---------------------------------------------------------------------------------

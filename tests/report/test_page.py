@@ -39,10 +39,11 @@ from mtrain.corpus import hub
 from mtrain.corpus.readers import reading_of, scan
 from mtrain.report import page as report
 from mtrain.report.curves import BUCKETS, MAX_ROWS, Axis, Chart, Series, charts_of, downsample
-from mtrain.runs import checkpoint, reader
+from mtrain.runs import checkpoint, layout, reader
 from mtrain.runs.history import History
 from mtrain.runs.records import TIME
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.stop import format_duration
 from mtrain.scoring.notes import Note
 
 TEMPLATES = Path(mtrain.__file__).parent / "report" / "templates"
@@ -138,13 +139,12 @@ def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report,
     lines = (trained_run / "metrics.jsonl").read_text().splitlines()
     begun = json.loads((trained_run / "run.json").read_text())["created"]
     seconds = json.loads(lines[-1])["time"] - datetime.strptime(begun, TIME).timestamp()
-    minutes, rest = divmod(int(seconds), 60)
     weights = checkpoint.load(checkpoint.resolve(trained_run)).weights
     parameters = sum(tensor.numel() for tensor in weights.values())
     assert whole.facts == {
         "Training text": whole.data[0].removeprefix("train: "),
         "Device": "cpu, fp32, threads: 1",
-        "Time, including pauses": f"{minutes:02d}:{rest:02d}",
+        "Time, including pauses": format_duration(seconds),
         "Parameters": f"{parameters:,}",
         "Vocabulary": "350 pieces",
     }
@@ -260,6 +260,8 @@ def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
         assert pair == VALID[sample.number - 1][:: 1 if src == "aa" else -1]
     assert {sample.key_suffix for sample in found.samples} == {".0", ".1"}
     assert {each.maps[0].rows[0] for each in found.sentences} <= {"<2bb>", "<2aa>"}
+    (given,) = report.collect_report(both_run, ["bavo"]).sentences
+    assert (given.maps[0].rows[0], given.languages) == ("<2bb>", ("aa", "ba"))
     assert [name for name, _ in found.scores][2:4] == ["data.valid.0", "data.valid.1"]
     page = report.make_page(both_run, ["bavo"])
     assert all(text in page for text in ("aa → ba, ba → aa", " of data.valid.1</h3>"))
@@ -336,6 +338,19 @@ def test_translations_that_no_validation_has_are_not_shown(copy: Path) -> None:
     assert "Step 399" not in titles
 
 
+def test_the_best_step_is_among_those_whose_translations_are_shown(copy: Path) -> None:
+    (entry,) = json.loads((copy / "best.json").read_text())["history"]
+    steps = {step: layout.step_name(step) for step in range(40, 401, 40)}
+    scored = ({"step": step, "checkpoint": name} for step, name in steps.items())
+    history = [{**entry, **each, "bleu": 20.0 + (each["step"] == 120)} for each in scored]
+    edit(copy / "best.json", history=history)
+    for name in steps.values():
+        layout.translations_file(copy, name).write_text("zwent\n" * 12)
+    titles = [title for title, _, _ in report.collect_report(copy, ["bavo"]).samples[0].texts]
+    shown = (40, 80, 120, 160, 240, 320, 400)  # but for 120, evenly spaced
+    assert titles[2:-1] == [f"Step {step}" for step in shown]
+
+
 def test_more_steps_than_are_set_now_are_told(copy: Path) -> None:
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("max_steps: 400", "max_steps: 300"))
@@ -380,6 +395,7 @@ def test_where_the_corpora_are_gone_the_rest_is_shown(
     assert "missing or not readable" in caplog.text
     assert "give sentences with --text" in found
     assert "<dt>Step 400</dt>" in text
+    assert re.search('<dt>Step 400</dt><dd [^>]*lang="ba"', text)
     assert "<dt>Source</dt>" not in text
 
 
@@ -500,6 +516,8 @@ def test_the_check_reads_no_other_vocabulary_than_the_run_s(
     monkeypatch.setattr("urllib.request.urlopen", None)
     (copy / "config.yaml").write_text(yaml.safe_dump(settings))
     assert report.NOT_CHECKED not in report.make_page(copy, [])
+    (copy / "tokenizer.model").unlink()  # nor is that of `init_from` taken then
+    report.check_text(report.collect_report(copy, []))
 
 
 BEST = "checkpoints/step-00000400"
