@@ -140,6 +140,7 @@ FAULTS: list[tuple[str, str, str, Harm]] = [
     ("data.valid", "damaged", "has 12 lines but", appended(VALID, "zwent\n")),
     ("data.train.0", "changed", "content", flipped("../data/train.tgt")),
     ("checkpoints", "damaged", "Not a directory", replaced("checkpoints")),
+    ("checkpoints", "missing", "a complete run has checkpoints", removed("checkpoints")),
     ("data.train", "changed", "1 corpora, but 2", edited("run.json", train=["a", "b"])),
 ]
 
@@ -306,6 +307,16 @@ def test_interrupted_and_running_runs(run: Path) -> None:
         found = {one.what: one for one in verify(run)}
         assert not [one for one in found.values() if one.state in BAD]
         assert words in found["status.json"].detail
+
+
+def test_a_run_in_training_may_replace_its_best_meanwhile(run: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    shutil.rmtree(run / LAST)
+    for pid, found in ((os.getpid(), []), (gone.pid, [("best.json", "missing")])):
+        process = {"state": "running", "pid": pid, "host": socket.gethostname()}
+        edit(run / "status.json", exit_code=None, **process)
+        assert [(each.what, each.state) for each in bad_ones(run)] == found
 
 
 def test_resuming_wants_the_trainers_part(run: Path) -> None:

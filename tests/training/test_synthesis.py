@@ -26,6 +26,7 @@ from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config, parse_stored_config
 from mtrain.config.schema import dump_config
 from mtrain.data.prepare import Preparation
+from mtrain.report import page
 from mtrain.runs import layout, manifest
 from mtrain.runs.records import SyntheticText
 from mtrain.runs.synthetic import with_synthetic_text
@@ -160,6 +161,18 @@ def test_translations_that_reach_the_limit_are_dropped(
     kept = [line for line, count in zip(LINES, tokens, strict=True) if count < limit]
     assert [src for src, _ in pairs_of(tmp_path / "run")] == kept
     assert 0 < len(kept) < 16
+
+
+def test_lines_of_which_only_a_part_was_translated_are_dropped(
+    tmp_path: Path, trained_run: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [len(ids) + 1 for ids in load(trained_run).tokenizer.encode(LINES)]
+    limit = sorted(tokens)[15]
+    monkeypatch.setattr(LoadedModel, "max_source_length", limit)
+    assert build(write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})) == EXIT_OK
+    kept = [line for line, count in zip(LINES, tokens, strict=True) if count <= limit]
+    assert [src for src, _ in pairs_of(tmp_path / "run")] == kept
+    assert len(kept) < len(LINES)
 
 
 def test_a_model_may_repeat_a_comma_in_every_line(tmp_path: Path) -> None:
@@ -380,6 +393,37 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert advice in told
 
 
+def test_a_report_checks_the_text_that_was_made_wherever_the_run_is(
+    tmp_path: Path, trained_run: Path, train: Train
+) -> None:
+    path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
+    assert train(path) == EXIT_OK
+    moved = (tmp_path / "run").rename(tmp_path / "moved")
+    checked = page.check_text(page.collect_report(moved, []))
+    names = {each.name: each.what for each in checked}
+    assert str(moved / "synthetic" / "1" / "pairs.jsonl") in names["data.train.1"]
+
+
+def test_a_start_is_refused_before_text_is_made_for_it(
+    tmp_path: Path,
+    trained_run: Path,
+    train: Train,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Making it may take hours."""
+    monkeypatch.setattr(synthesis.Synthesizer, "make", lambda *_: pytest.fail("text is made"))
+    entry = {"src": text(tmp_path), "model": str(trained_run)}
+    vocabulary = {"tokenizer.path": str(trained_run / "tokenizer.model")}
+    learned = {side: str(tmp_path / "data" / f"train.{side}") for side in ("src", "tgt")}
+    for settings, words in (
+        (vocabulary | {"tokenizer.user_symbols": ["<x>"]}, "<x> is not a user symbol of"),
+        ({"data.valid": learned}, "so its score means nothing"),
+    ):
+        assert train(write(tmp_path, entry, **settings)) == EXIT_REFUSED
+        assert words in capsys.readouterr().err
+
+
 def test_a_dataset_is_not_loaded_to_see_whether_it_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -562,7 +606,7 @@ def test_check_and_dry_run_make_no_synthetic_text(tmp_path: Path, trained_run: P
         assert done.returncode == EXIT_OK, done.stderr
         assert "data.train.1: left out, as its synthetic text does not exist yet" in done.stderr
         assert "30 lines" in done.stderr
-        assert ("in about 00:01" in done.stderr) == ("--no-timing" not in command)
+        assert ("in about 1s" in done.stderr) == ("--no-timing" not in command)
         assert not (tmp_path / "run").exists()
     assert run_mtrain("data", "build", "-c", path).returncode == EXIT_OK
     for command in (["train", "--dry-run"], ["check", "--no-timing"]):

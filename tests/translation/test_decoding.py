@@ -18,6 +18,7 @@ from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
 from mtrain.scoring.mbr import min_risk_index
+from mtrain.translation import loading
 from mtrain.translation.attention import align, word_indices
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -202,6 +203,19 @@ def test_the_last_layers_decide_on_alignments(
 
     monkeypatch.setattr(translator.loaded.model, "attention_maps", maps)
     assert align(translator.loaded, ["x y"], ["z"]) == (["0-0"], [])
+
+
+def test_a_tag_is_no_word_of_an_alignment(both_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = loading.load(both_run, device="cpu").tagged("<2bb>")
+    (pieces,) = loaded.tokenizer.encode(["x"])  # of the first word
+
+    def maps(src: Tensor, tgt_in: Tensor) -> dict[str, list[Tensor]]:
+        weights = torch.zeros(1, 1, tgt_in.shape[1], src.shape[1])
+        weights[..., 0], weights[..., 1 + len(pieces)] = 0.9, 0.1  # the tag, the second word
+        return {"cross": [weights]}
+
+    monkeypatch.setattr(loaded.model, "attention_maps", maps)
+    assert align(loaded, ["x y"], ["z"]) == (["1-0"], [])
 
 
 # --- The command line ---------------------------------------------------------------------------
