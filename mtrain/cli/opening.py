@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from mtrain.translation.translator import Translator
 
 SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
+# What a path must name, in messages.
+RUN_DIRECTORY, RUN_OR_CHECKPOINT = "run directory", "run or checkpoint directory"
 
 
-def argument_or_option(argument: Path | None, option: list[Path] | None, name: str) -> Path:
+def argument_or_option(
+    argument: Path | None, option: list[Path] | None, name: str, kind: str = RUN_OR_CHECKPOINT
+) -> Path:
     """Return the only path that is given, as an argument or by the option `name`; raises
     `RefusedError` if there is none or more than one.
     """
@@ -31,12 +35,21 @@ def argument_or_option(argument: Path | None, option: list[Path] | None, name: s
         paths = ", ".join(map(str, given))
         raise RefusedError(f"{name}: only one path can be given, not {paths}; leave out the others")
     if not given:
-        what = "config" if name == CONFIG else "run or checkpoint directory"
+        what = "config" if name == CONFIG else kind
         raise RefusedError(f"no {what} is given; give it as the first argument or with {name}")
     return given[0]
 
 
-def require_models(*paths: Path) -> None:
+def run_directory(argument: Path | None, option: list[Path] | None) -> Path:
+    """Return the only run directory that is given; raises `RefusedError` if there is none or more
+    than one, `UserError` if it does not exist.
+    """
+    run = argument_or_option(argument, option, RUN, RUN_DIRECTORY)
+    require_models(run, kind=RUN_DIRECTORY)
+    return run
+
+
+def require_models(*paths: Path, kind: str = RUN_OR_CHECKPOINT) -> None:
     """Raise `UserError` for a path that does not exist, before seconds of loading torch. With
     several processes, rank 0 checks the paths later.
     """
@@ -44,7 +57,7 @@ def require_models(*paths: Path) -> None:
 
     if "LOCAL_RANK" not in os.environ:
         for path in paths:
-            require_model(path)
+            require_model(path, kind)
 
 
 def run_and_texts(

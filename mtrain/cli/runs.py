@@ -46,8 +46,7 @@ def report(
 
     Example: `mtrain report runs/NAME -o report.html`
     """
-    run = opening.argument_or_option(run, model, options.RUN)
-    opening.require_models(run)
+    run = opening.run_directory(run, model)
     from mtrain.report import page as reporting
 
     output = check_page(output, "report.html")
@@ -104,8 +103,7 @@ def average(
 
     Example: `mtrain average runs/NAME -o averaged`
     """
-    run = opening.argument_or_option(run, model, options.RUN)
-    opening.require_models(run)
+    run = opening.run_directory(run, model)
     from mtrain.runs import checkpoint, reader
     from mtrain.runs.layout import refuse_run_files
 

@@ -52,10 +52,10 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return [path for path in named_checkpoints(directory) if manifest.is_complete(path)]
 
 
-def require_model(path: Path) -> None:
-    """Raise `UserError` if nothing is at the path of a run or checkpoint."""
+def require_model(path: Path, kind: str = "run or checkpoint directory") -> None:
+    """Raise `UserError` if nothing is at a path, which should be a directory of this kind."""
     if not path.exists():
-        raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
+        raise UserError(f"{path}: no such directory; give a {kind}")
 
 
 def is_prepared(path: Path) -> bool:

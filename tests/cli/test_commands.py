@@ -230,7 +230,8 @@ def test_a_model_that_does_not_exist_is_refused_before_torch_is_loaded(line: str
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "False\n")
-    assert done.stderr == "error: x: no such directory; give a run or checkpoint directory\n"
+    kind = "run" if line.startswith(("average", "report")) else "run or checkpoint"
+    assert done.stderr == f"error: x: no such directory; give a {kind} directory\n"
 
 
 @pytest.mark.parametrize(("name", "code"), [("typer", 130), ("mtrain.runtime.console", -2)])
@@ -366,7 +367,7 @@ MISTAKES = [
     (
         "average -o {tmp}/mean",
         2,
-        ["no run or checkpoint directory is given; give it as the first argument or with -m/"],
+        ["no run directory is given; give it as the first argument or with -m/"],
     ),
     (
         "config keys trian",
