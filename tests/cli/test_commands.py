@@ -1305,7 +1305,7 @@ def test_quiet_and_verbose_are_about_the_console(
     assert all("warning: " in line for line in shown[1].splitlines())
     assert " parameters, on cpu, precision auto" in shown[2]
     assert " parameters, on cpu, precision auto" not in shown[0]
-    assert "step 2/2" in shown[0]
+    assert re.search("^[0-9-]{10} [0-9:]{8} step 2/2 ", shown[0], re.MULTILINE)
     assert "Traceback" in command("train", "absent.yaml", "-v").err
 
 
