@@ -204,6 +204,13 @@ def test_the_text_of_a_page_is_marked_with_its_language(hostile: Sentence) -> No
     assert "lang=" not in maps.draw_page([hostile], Path("run")).split("<body", 1)[1]
 
 
+def test_lines_of_the_input_that_are_not_utf_8_are_read_and_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert maps.read_pairs([b"caf\xe9\n", b"bavo\n"], None) == [("caf\ufffd", None), ("bavo", None)]
+    assert caplog.messages == ["lines invalid UTF-8, read with U+FFFD: 1"]
+
+
 # --- the command ------------------------------------------------------------------------------
 
 
