@@ -200,6 +200,18 @@ def test_case_spaces_and_punctuation_do_not_make_a_new_set(
         assert (text in capfd.readouterr().out) == (others == 1)
 
 
+def test_text_is_not_prepared_for_a_run_that_would_be_refused(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    entry = {side: str(tmp_path / "data" / f"train.{side}") for side in ("src", "tgt")}
+    config = tiny_config(**{"data.valid": entry})
+    assert run_here(monkeypatch, "data", "build", "-c", config) == 2
+    assert OVERLAP.format(120, 120) in capsys.readouterr().err
+
+
 def test_a_start_and_a_dry_run_refuse_and_a_run_that_began_goes_on(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
