@@ -539,6 +539,7 @@ def test_links_in_a_run_are_not_followed(copy: Path, names: list[str]) -> None:
     assert set(note.split(": ")[1].split(", ")) == set(names)
     assert (found.sentences == []) == (names != ["validation"])
     assert (found.samples == []) == (names in (FILES, ["validation"]))
+    assert ("Device" in found.facts) == (names != ["checkpoints"])
     if names == FILES:
         sections = {"run", "settings", "scores", "curves", "samples", "attention", "log"}
         assert found.section_notes.keys() == sections

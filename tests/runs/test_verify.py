@@ -268,6 +268,13 @@ def test_a_state_of_another_step_or_form_is_found(
     assert detail in found.detail
 
 
+def test_a_checkpoint_alone_is_checked_with_its_trainers_part(run: Path) -> None:
+    assert bad_ones(run / LAST) == []
+    flip(run / INNER / "optimizer.safetensors")
+    (found,) = bad_ones(run / LAST)
+    assert (found.what, found.state) == ("step-00000400/trainer", "damaged")
+
+
 def test_corpora_that_are_not_here_are_no_fault(run: Path) -> None:
     shutil.rmtree(run.parent / "data")
     found = {one.what.split()[0]: one for one in verify(run)}
