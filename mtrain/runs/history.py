@@ -99,6 +99,11 @@ class History(BaseModel, populate_by_name=True):
         return [entry["step"] for entry in self.entries]
 
     @property
+    def checkpoints(self) -> list[str]:
+        """The names of the checkpoints that were validated; also that of the average."""
+        return [entry["checkpoint"] for entry in self._validated]
+
+    @property
     def best(self) -> Entry | None:
         """The best validation, including that of the average; the earliest of equal ones."""
         return self._best_intact(self._validated)

@@ -93,7 +93,20 @@ class Validation:
             stored = self._rebuild_history(step)
         self.history = stored or self.history
         self.history.metric = self.config.train.metric
+        best = self.history.best
         self.history.cut(step, self.config.train)
+        if best is not None and best["step"] <= step:
+            self._warn_of_replacement(best["checkpoint"])
+
+    def _warn_of_replacement(self, best: str) -> None:
+        """Warn if the best model so far is of an earlier end of the run, which is continued now."""
+        path = self.run.checkpoints / best
+        if best not in self.history.checkpoints and path.exists():
+            logger.warning(
+                "%s: was the best model; the continued run does not count it, and will replace it; "
+                "copy it to keep it",
+                path,
+            )
 
     def _rebuild_history(self, step: int) -> History:
         """Rebuild the lost history of a run that resumes at a step from `metrics.jsonl`; raises

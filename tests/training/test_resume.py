@@ -832,7 +832,7 @@ def test_an_average_that_is_not_wanted_any_more_is_not_the_best(
 
 
 def test_the_best_checkpoint_outlives_an_average_that_was_better(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], str]
 ) -> None:
     """The average of the first part scores best; the continued run ends with a worse average."""
     overrides = ["train.valid_every=4", "train.keep_checkpoints=1", "train.average_last=2"]
@@ -842,7 +842,10 @@ def test_the_best_checkpoint_outlives_an_average_that_was_better(
         Validation, "_load", lambda self, name: loaded.append(name) or load(self, name)
     )
     start(run, "train.max_steps=8", *overrides)
+    replaced = f"{run}/checkpoints/average: was the best model; the continued run does not count it"
+    assert replaced not in warnings()
     start(run, *overrides)
+    assert warnings().count(replaced) == 1
     best = best_of(run)["best"]
     assert best["checkpoint"] == "step-00000004"
     assert 4 in steps(run)
