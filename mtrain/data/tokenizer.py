@@ -29,9 +29,10 @@ MAX_MODEL_BYTES = 64 << 20  # of a model's file; a million pieces take half of t
 _TOO_SMALL = re.compile(r"smaller than required_chars\. [0-9]+ vs ([0-9]+)")
 
 # Field numbers of SentencePiece's model and wire types, in the encoding of Protocol Buffers.
-_PIECES = 1
+_PIECES, _TRAINER = 1, 2
 _NORMALIZERS = (3, 5)
 _RULES, _CHARACTER_MAP = 1, 2
+_SPLIT_DIGITS = 25  # of the trainer's settings
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}
 _USER_DEFINED = b"\x18\x04"  # a piece's message ends with its type, unless it is normal
@@ -52,6 +53,7 @@ class Tokenizer:
             pieces: list[str] = self.processor.id_to_piece(numbers)
             unknown: str = self.processor.decode([self.processor.unk_id()])
             longest_replacement = _longest_replacement(proto)
+            self.splits_digits = _splits_digits(proto)
         except (RuntimeError, ValueError, LookupError):  # ValueError for pieces that are not UTF-8
             raise UserError(f"{name}: not a SentencePiece model; name another file") from None
         if max(longest_replacement, len(unknown), *map(len, pieces)) > MAX_PIECE_LENGTH:
@@ -160,6 +162,8 @@ class Tokenizer:
             "vocab_size": self.vocab_size,
             "model_type": "bpe" if self.is_bpe else "unigram",
             "normalization": self.normalization,
+            "byte_fallback": self.has_byte_fallback,
+            "split_digits": self.splits_digits,
         }
 
     def encode(self, texts: list[str]) -> list[list[int]]:
@@ -212,15 +216,30 @@ def _longest_replacement(proto: bytes) -> int:
     return longest
 
 
+def _splits_digits(proto: bytes) -> bool:
+    """Whether a model was trained with every digit as a piece of its own; raises as
+    `_longest_replacement` does.
+    """
+    trainer = b"".join(value for number, value in _fields(proto) if number == _TRAINER)
+    return any(value == 1 for number, value in _all_fields(trainer) if number == _SPLIT_DIGITS)
+
+
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield number and value of each field of a message that holds bytes."""
+    for number, value in _all_fields(message):
+        if isinstance(value, bytes):
+            yield number, value
+
+
+def _all_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """Yield number and value of each field of a message, except those of a fixed size."""
     stream = io.BytesIO(message)
     while stream.tell() < len(message):
         number, wire_type = divmod(read_number(stream), 8)
         if wire_type == _BYTES:
             yield number, stream.read(min(read_number(stream), len(message)))
         elif wire_type == _VARINT:
-            read_number(stream)
+            yield number, read_number(stream)
         else:
             stream.seek(_FIXED[wire_type], io.SEEK_CUR)
 

@@ -11,6 +11,7 @@ from mtrain.runtime.errors import RefusedError, UserError
 
 # Keys of `tokenizer` that an existing vocabulary must match, if `path` does not name one.
 MATCHED_KEYS = {"vocab_size", "model_type", "normalization"}
+NEW_MATCHED_KEYS = {"byte_fallback", "split_digits"}  # for new runs: older ones lack this check
 
 
 def existing_vocabulary(config: Config) -> Tokenizer | None:
@@ -22,7 +23,10 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
     settings = config.tokenizer
     init_from = config.train.init_from if config.train.init_vocabulary == "theirs" else None
     of_run = RunDirectory(Path(config.run_dir)).tokenizer
-    keys = {"path"} if settings.path else MATCHED_KEYS
+    has_begun = (Path(config.run_dir) / layout.RUN).exists()
+    keys = MATCHED_KEYS if has_begun else MATCHED_KEYS | NEW_MATCHED_KEYS
+    if settings.path:
+        keys = {"path"}
     other = "a vocabulary trained with it in tokenizer.user_symbols"
     if of_run.exists():
         file = of_run

@@ -430,10 +430,16 @@ def test_a_vocabulary_without_merges_has_none_to_drop(
 
 
 @pytest.mark.parametrize(
-    "setting", [{"tokenizer.model_type": "unigram"}, {"tokenizer.normalization": "nfkc"}]
+    "setting",
+    [
+        {"tokenizer.model_type": "unigram"},
+        {"tokenizer.normalization": "nfkc"},
+        {"tokenizer.byte_fallback": False},
+        {"tokenizer.split_digits": True},
+    ],
 )
 def test_a_vocabulary_of_other_settings_is_refused(
-    tiny_config: TinyConfig, setting: dict[str, str]
+    tiny_config: TinyConfig, setting: dict[str, Any]
 ) -> None:
     train_run_tokenizer(load_config(tiny_config()), Stop())
     with pytest.raises(RefusedError, match="is not the one that the config describes"):
