@@ -189,6 +189,14 @@ TimeLimit = Annotated[
 ]
 Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
 RunDirectory = Annotated[Path | None, path("RUN", "Run directory.", autocompletion=completion.runs)]
+RunOrVocabulary = Annotated[
+    Path | None,
+    path(
+        "RUN",
+        "Run or checkpoint directory, or a SentencePiece model.",
+        autocompletion=completion.runs,
+    ),
+]
 RunOrCheckpoint = Annotated[
     Path | None, path("RUN", "Run or checkpoint directory.", autocompletion=completion.runs)
 ]

@@ -188,7 +188,7 @@ def attention(
     write_page(output, maps.draw_page(maps.compute_maps(model_, pairs, chosen), models[0]))
 
 
-def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> None:
+def tokenizer_encode(run: options.RunOrVocabulary = None, model: options.Model = None) -> None:
     """Split lines of stdin into subword pieces.
 
     Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
@@ -196,7 +196,7 @@ def tokenizer_encode(run: options.Run = None, model: options.Model = None) -> No
     _convert(opening.argument_or_option(run, model, options.RUN), to_pieces=True)
 
 
-def tokenizer_decode(run: options.Run = None, model: options.Model = None) -> None:
+def tokenizer_decode(run: options.RunOrVocabulary = None, model: options.Model = None) -> None:
     """Join subword pieces of stdin into lines.
 
     Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
