@@ -123,7 +123,7 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
     micro-batches per step.
     """
     stored = reader.read_settings(run.path)[1] if _has(run, layout.CONFIG) else None
-    _check_step(run, stored, config, ranks)
+    step_fault = _step_fault(run, stored, config, ranks)
     if refused := fixed_changes(stored or config, config):
         keys = [key for key, *_ in refused]
         is_fitting = "train.init_from" not in keys and all(k.startswith("train.") for k in keys)
@@ -135,12 +135,15 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
                 f"  {key}: {quote_value(old)} in the run, {quote_value(new)} now"
                 for key, old, new in refused
             ),
+            *([f"  {step_fault}"] if step_fault else []),
         )
+    if step_fault:
+        raise RefusedError(f"{run.path}: {step_fault}")
 
 
-def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks: int) -> None:
-    """Refuse settings that give another number of micro-batches per step than the run has, or, in a
-    new run, settings that contradict each other.
+def _step_fault(run: RunDirectory, stored: Config | None, config: Config, ranks: int) -> str | None:
+    """Return why settings are refused that give another number of micro-batches per step than the
+    run has or, in a new run, contradict each other; None for other settings.
     """
     expected = run.step_batches(config, ranks)
     given, accum = config.train.step_batches, config.train.accum_steps
@@ -152,11 +155,13 @@ def _check_step(run: RunDirectory, stored: Config | None, config: Config, ranks:
         requested.append(accum * ranks)
     for count in requested:
         if count != expected:
-            raise RefusedError(
-                f"{run.path}: train.step_batches: a step of this run has {expected} "
-                f"micro-batches, not {count} (train.accum_steps {accum}, processes {ranks}); "
-                f"set train.step_batches: {expected} and remove train.accum_steps"
+            removed = " and remove train.accum_steps" if accum != 1 else ""
+            return (
+                f"train.step_batches: a step of this run has {expected} micro-batches, not {count} "
+                f"(train.accum_steps {accum}, processes {ranks}); "
+                f"set train.step_batches: {expected}{removed}"
             )
+    return None
 
 
 def check_data(run: RunDirectory, fingerprints: Fingerprints) -> None:

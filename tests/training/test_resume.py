@@ -897,6 +897,14 @@ def refusal(run: Path, *overrides: str) -> str:
             ["another run_dir, where train.init_from: /", "train.peak_lr", "train.label_smoothing"],
         ),
         (["train.accum_steps=2"], ["train.accum_steps"]),
+        (
+            ["train.step_batches=3", "model.d_ff=48"],
+            [
+                "model.d_ff: 32 in the run, 48 now",
+                "micro-batches, not 3",
+                "set train.step_batches: 1",
+            ],
+        ),
         (["train.threads=2"], ["train.threads"]),
     ],
 )
