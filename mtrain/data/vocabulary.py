@@ -85,14 +85,16 @@ def _check_settings(
 ) -> None:
     """Raise `RefusedError` unless a vocabulary has the settings with these names."""
     if "path" in keys:
-        matches = tokenizer.fingerprint == _load_named(Path(settings.path or "")).fingerprint
+        is_same = tokenizer.fingerprint == _load_named(Path(settings.path or "")).fingerprint
+        different = [] if is_same else ["tokenizer.path"]
     else:
         actual = tokenizer.settings
-        matches = all(getattr(settings, key) == actual[key] for key in keys)
-    if not matches:
+        changed = (key for key in sorted(keys) if getattr(settings, key) != actual[key])
+        different = [f"tokenizer.{key}" for key in changed]
+    if different:
         raise RefusedError(
             f"{file}: this vocabulary of {tokenizer.vocab_size:,} pieces is not the one that "
-            f"the config describes; {advice}"
+            f"the config describes ({', '.join(different)}); {advice}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -442,7 +443,8 @@ def test_a_vocabulary_of_other_settings_is_refused(
     tiny_config: TinyConfig, setting: dict[str, Any]
 ) -> None:
     train_run_tokenizer(load_config(tiny_config()), Stop())
-    with pytest.raises(RefusedError, match="is not the one that the config describes"):
+    words = rf"is not the one that the config describes \({re.escape(*setting)}\); restore"
+    with pytest.raises(RefusedError, match=words):
         prepared(load_config(tiny_config(**setting)))
     assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
 
