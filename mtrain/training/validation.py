@@ -87,7 +87,9 @@ class Validation:
         return history
 
     def load_history(self, step: int) -> None:
-        """Load the history as it was at a step."""
+        """Load the history as it was at a step. Warn if the best model is of an earlier end of the
+        run, which is continued now.
+        """
         stored = self.run.read(layout.BEST, History)
         if stored is None and step > self.config.train.valid_every:
             stored = self._rebuild_history(step)
@@ -95,13 +97,9 @@ class Validation:
         self.history.metric = self.config.train.metric
         best = self.history.best
         self.history.cut(step, self.config.train)
-        if best is not None and best["step"] <= step:
-            self._warn_of_replacement(best["checkpoint"])
-
-    def _warn_of_replacement(self, best: str) -> None:
-        """Warn if the best model so far is of an earlier end of the run, which is continued now."""
-        path = self.run.checkpoints / best
-        if best not in self.history.checkpoints and path.exists():
+        if best is None or best["step"] > step or best["checkpoint"] in self.history.checkpoints:
+            return
+        if (path := self.run.checkpoints / best["checkpoint"]).exists():
             logger.warning(
                 "%s: was the best model; the continued run does not count it, and will replace it; "
                 "copy it to keep it",
