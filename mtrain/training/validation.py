@@ -101,8 +101,8 @@ class Validation:
             return
         if (path := self.run.checkpoints / best["checkpoint"]).exists():
             logger.warning(
-                "%s: was the best model; the continued run does not count it, and will replace it; "
-                "copy it to keep it",
+                "%s was the best model; the run that continues does not count it, and will replace "
+                "it; copy it to keep it",
                 path,
             )
 
