@@ -12,7 +12,7 @@ from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.findings import MISMATCHES
 from mtrain.check.profile import Profile
 from mtrain.config.languages import NAMES
-from mtrain.corpus.markup import ENTITIES, SUBWORDS
+from mtrain.corpus.markup import ENTITIES, SUBWORDS, TAGS
 from mtrain.corpus.writing_systems import script_name, text_direction
 from mtrain.data.filters import is_identical
 
@@ -81,12 +81,7 @@ MAX_READ, MIN_DIFFERENT = 100, 4
 # A question mark between letters of a word, but not one that ends a sentence.
 _IN_WORD = regex.compile(r"\p{L}\?+\p{Ll}|\p{Lu}\?+\p{Lu}")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
-_TAG = (
-    r"</?(?:a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|"
-    r"input|li|link|meta|ol|p|pre|s|script|small|span|strong|style|sub|sup|table|tbody|td|th|title|"
-    r"tr|tt|u|ul)(?:\s+[a-zA-Z:-]+\s*=[^<>]*|\s*)/?>|<!--|<!\[CDATA\["
-)
-_MARKUP = re.compile(f"{ENTITIES.pattern}|{_TAG}")
+_MARKUP = re.compile(f"{ENTITIES.pattern}|{TAGS.pattern}")
 _SUBWORD_MARKS = re.compile(rf"{SUBWORDS.pattern}|<(?:unk|UNK)>|\[UNK\]|⁇")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"

@@ -14,6 +14,17 @@ ENTITIES = re.compile(
     r"#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6});"
     r"|& ?(?:quot|amp|apos|nbsp|lt|gt) ?;|&(?:quot|apos|nbsp)\b|(?<![&\w])(?:quot|amp|apos|nbsp);"
 )
+_TAG = (
+    "a|abbr|b|big|blockquote|body|br|center|code|div|em|font|form|h[1-6]|head|hr|html|i|img|input|"
+    "li|link|meta|ol|p|pre|s|script|small|span|strong|style|sub|sup|table|tbody|td|th|title|tr|tt|"
+    "u|ul"
+)
+# Other words in capitals may be placeholders or keys, such as <INPUT> and <P>.
+_TAG_IN_CAPITALS = "BLOCKQUOTE|BODY|BR|CENTER|DIV|H[1-6]|HR|HTML|LI|OL|PRE|STRONG|TD|TR|UL"
+TAGS = re.compile(
+    rf"<(?:{_TAG}|{_TAG_IN_CAPITALS})\s*/?>|</(?i:{_TAG})\s*>"
+    rf"|<(?i:{_TAG})\s+[a-zA-Z:-]+\s*=[^<>]*>|<!--|<!\[CDATA\["
+)
 
 
 def is_quoted_cell(text: str) -> bool:

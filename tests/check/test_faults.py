@@ -77,6 +77,7 @@ ODD_TEXT = {
     "markup": [
         *(" &amp; ", '<a href="x">', " &#39;", " &times; "),
         *(" & quot ;", " &nbsp ", " quot;", "(apos;", "<br/>", "</td>", "<!-- ", "<![CDATA["),
+        *("<BR>", "</FONT>", '<A HREF="x">'),
     ],
     "subwords": [
         *(" ab@@ cd", " ab￭ cd", " ▁ab▁cd", " @-@ ", " ##ing", " Ġab Ġcd"),
@@ -97,7 +98,7 @@ def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
     for side, name in enumerate(("train.xa", "train.xb")):
         lines = folder.bytes[name]
         for number, (kind, text) in enumerate([*plants, ("encoding", b"\xff")]):
-            row = 100 + 16 * number + 8 * side
+            row = 100 + 15 * number + 7 * side
             lines[row] = lines[row][:6] + text + lines[row][6:]
             planted.setdefault(kind, set()).add((name, row + 1))
     lines[3] += b"\r"
@@ -113,7 +114,7 @@ HONEST = [
     "São, NÃO e «à\u00a0», “MAÇÃ”, Fuß…und, Aï…», “Não",
     "A B C D E F G H I J",
     "Œuvre à “Â la” dents",
-    "a < b && c > d",
+    "a < b && c > d, <P> <INPUT> <Code>",
     "AT&T, x@y.org, C# ##",
     "Die €-Preise – ‚so‘ – …",
     "РССР и СРСР",
