@@ -51,12 +51,12 @@ def read_pairs(source: Iterable[bytes], target: Path | None) -> Pairs:
     counts: Counter[str] = Counter()
     lines = decode_lines(strip_line_ends(source, counts), counts)
     sources = list(islice(lines, MAX_SENTENCES + 1))
-    warn_of_counts(counts)
     if len(sources) > MAX_SENTENCES:
         raise RefusedError(f"the input: more than {MAX_SENTENCES} sentences; give fewer lines")
-    if target is None:
-        return [(line, None) for line in sources]
-    targets = read_text_file(target)
+    targets: Sequence[str | None] = [None] * len(sources)
+    if target is not None:
+        targets = read_text_file(target, counts)
+    warn_of_counts(counts)
     check_same_length(target, len(targets), "the input", len(sources))
     return list(zip(sources, targets, strict=True))
 

@@ -78,6 +78,15 @@ def test_axes_are_queries_and_keys(loaded_model: LoadedModel) -> None:
     assert sentence.maps[0].weights.tolist() == [[1.0]]
 
 
+def test_what_reading_changes_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"zwent\r\nxomt\n")
+    source = [b"bavo\r\n", b"f\xffosi\n"]
+    assert maps.read_pairs(source, target) == [("bavo", "zwent"), ("f\ufffdosi", "xomt")]
+    counts = "carriage returns removed: 2", "lines invalid UTF-8, read with U+FFFD: 1"
+    assert caplog.messages == [*counts]
+
+
 def test_only_selected_maps_are_computed_and_blank_lines_are_skipped(
     loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
