@@ -961,6 +961,7 @@ def test_eval_notices_a_tag_of_another_language(command: Command, both_run: Path
         (["--on", "held_out", "--tag", "<2bb>"], False),
         (["--on", "valid.1", "--tag", "<2aa>"], False),
         (["--on", "valid.0", "--tag", "<2aa>", "--tgt-lang", "aa"], False),
+        (["--on", "valid.0", "--tag", "<2aa>", "--tgt-lang", "aar_Latn"], False),
     ):
         result = command("eval", both_run, *options, "--beam-size", "1")
         assert result.code == 0
