@@ -528,6 +528,18 @@ def test_set_errors_name_the_option(tmp_path: Path, override: str, words: list[s
     assert [word for word in words if word not in message] == []
 
 
+def test_set_replaces_the_setting_and_what_is_below_it_alone(tmp_path: Path) -> None:
+    """Also of where it was written, and in what form."""
+    text = DATA + "  test:\n    a: {src: x, tgt: y, size: 1}\n    ab: {src: x, size: 2}\n"
+    *others, last = refusal(tmp_path, text, "data.test.a={src: z}").splitlines()
+    places = {tuple(line.split(": ")[:2]) for line in others}
+    line = f"{tmp_path / 'c.yaml'}:9"
+    assert places == {(line, "data.test.ab.tgt"), (line, "data.test.ab.size")}
+    assert last.startswith("--set data.test.a={src: z}: data.test.a.tgt: required")
+    config = load(tmp_path, DATA.replace("runs/x", "~"), "run_dir='7'")
+    assert config.run_dir == "7"
+
+
 # --- paths ------------------------------------------------------------------------------------
 
 AT = {
