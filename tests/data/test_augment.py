@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from difflib import SequenceMatcher
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from conftest import made_up_pairs
 
 from mtrain.config.schema import AugmentConfig, FilterConfig
+from mtrain.data import augment as changes
 from mtrain.data import batches as data
 from mtrain.data.augment import Augmenter
 from mtrain.data.batches import SpecialIds, TokenBatches
@@ -222,3 +224,14 @@ def test_the_training_stream_changes_pairs_before_it_samples_subwords(
         assert all(tgt.isupper() == src.isupper() for src, tgt in epoch)
         assert 0.2 < len(changed) / 400 < 0.4
     assert len(capitals[0] & capitals[1]) < 0.6 * len(capitals[0])
+
+
+def test_changes_are_those_of_earlier_versions() -> None:
+    """Otherwise a run that a later version resumes would not be the same."""
+    hashes = [14181437380927821408, 16643683544157866034, 10054658487191850247]
+    assert changes._hashes(7, 3, np.array([0, 1, 1 << 40])).tolist() == hashes
+    draw = Random(5).random
+    texts = [changes._mistype("bavo celu dimar fosi", draw) for _ in range(3)]
+    assert texts == ["bavo celu diamr fosi", "bavo celu dimar fosi", "abvo celu dimar fosi"]
+    numbers = [changes._other_number(number, draw) for number in ("7", "1984", "007")]
+    assert numbers == ["7", "9142", "055"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections import Counter
@@ -252,6 +254,51 @@ def test_the_order_is_a_function_of_seed_and_epoch(row_widths: list[int]) -> Non
     assert abs(float(np.corrcoef(widths, range(len(widths)))[0, 1])) < 0.3
 
 
+class Noted:
+    """Leaves pairs as they are, and notes what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def change(self, pairs: Any, rows: Any, epoch: int) -> Any:
+        self.calls.append([epoch, *rows.tolist()])
+        return pairs
+
+    def draw(self, pairs: Any, random: np.random.Generator) -> Any:
+        self.calls.append(int(random.integers(1 << 32)))
+        return pairs
+
+
+@pytest.mark.parametrize(
+    ("options", "digest"),
+    [
+        ({}, "594ff4851dda5180"),
+        ({"row_widths": [32, 64]}, "0d0cbc7ac0163546"),
+        ({"augmenter": Noted}, "bb36fadd34ede78c"),
+        ({"sampler": Noted}, "b707d9647d4fe6d8"),
+    ],
+)
+def test_the_order_is_that_of_earlier_versions(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], digest: str
+) -> None:
+    """Otherwise a run that a later version resumes would not be the same. Change the digests only
+    for a good reason, and say so to those who have runs.
+    """
+    assert (data.POOL, data.BLOCK, data.OPEN_ROWS, data.CHUNK) == (1 << 17, 1 << 10, 16, 4000)
+    for name, value in (("POOL", 300), ("BLOCK", 10), ("CHUNK", 70)):
+        monkeypatch.setattr(data, name, value)
+    numbers = np.arange(400)
+    lengths = np.stack((1 + 7 * numbers % 23, 1 + 11 * numbers % 29), 1)
+    texts = Store([corpus_of(lengths), corpus_of(lengths[:150])], [1.0, 1.5])
+    noted = Noted()
+    given = {name: noted if value is Noted else value for name, value in options.items()}
+    batches = TokenBatches(texts, 256, 5, IDS, 3, **given)
+    plans = [batches._plan(epoch, pool) for epoch in (0, 1) for pool in range(batches.pools)]
+    order = [[each.width, *each.indices.tolist()] for plan in plans for each in plan]
+    found = json.dumps([order, noted.calls])
+    assert hashlib.sha256(found.encode()).hexdigest()[:16] == digest
+
+
 @pytest.fixture
 def _small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "POOL", 300)
@@ -428,6 +475,14 @@ def test_corpora_are_one_sequence_of_pairs(tmp_path: Path, tokenizer: Tokenizer)
         assert (joined.lengths_of(start, stop) == whole.lengths_of(start, stop)).all()
 
 
+def test_pairs_with_equal_sides_are_known_by_their_ids(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    parts = [[("ab", "ab"), ("ab", "ba"), ("a", "abc")], [("ba", "ab"), ("bavo", "bavo")]]
+    corpora = [build(tmp_path / str(n), part, tokenizer).corpora[0] for n, part in enumerate(parts)]
+    assert Store(corpora, [1.0] * 2).equal_sides(0, 5).tolist() == [True, *[False] * 3, True]
+
+
 @pytest.mark.usefixtures("_small_chunks")
 def test_processes_build_the_same_store_as_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pairs, read = made_up_pairs(99, 6), []
@@ -457,7 +512,7 @@ def test_a_damaged_store_is_not_opened(
         open_tokenized(tmp_path / "s")
 
 
-def test_a_store_is_named_by_all_that_it_depends_on() -> None:
+def test_a_store_is_named_by_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
     first = {"corpora": ["a", "b"], "tokenizer": "t", "invalid_utf8": "error"}
     first["selection"] = Selection(64, FilterConfig())
     others = {"corpora": ["b", "a"], "tokenizer": "u", "invalid_utf8": "drop"}
@@ -465,6 +520,10 @@ def test_a_store_is_named_by_all_that_it_depends_on() -> None:
     filters = Selection(65, FilterConfig()), Selection(64, FilterConfig(identical=True))
     changes += [{"selection": selection} for selection in filters]
     keys = [store_key(**{**first, **change}) for change in [{}, *changes]]
+    for name in ("FORMAT", "FILTERS"):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, name, 99)
+            keys.append(store_key(**first))
     assert len(set(keys)) == len(keys)
     assert keys[0] == store_key(**first)
 

@@ -6,6 +6,7 @@ import multiprocessing
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,16 @@ def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer) -> None:
     assert len({str(rows) for rows in drawn.values()}) == 3
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(draw_again, tokenizer.proto, pairs).result() == drawn[1]
+
+
+def test_the_pieces_of_a_seed_are_those_of_earlier_versions() -> None:
+    """Otherwise a run that a later version resumes would not be the same."""
+    pieces = dict(enumerate(["▁", "a", "b", "c", "▁a", "ab", "▁ab", "bc", "abc"]))
+    given: Any = SimpleNamespace(plain_pieces=pieces, vocab_size=len(pieces))
+    given.processor = SimpleNamespace(get_score=lambda number: -float(number))
+    pairs = [(np.array([6, 7, 8]), np.array([4, 8, 4]))] * 2
+    drawn = plain(SubwordSampler(given, 0.5, 999).draw(pairs, default_rng(5)))
+    assert drawn == [[6, 7, 5, 3], [4, 8, 4], [6, 7, 8], [4, 5, 3, 4]]
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=40))
