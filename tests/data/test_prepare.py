@@ -7,10 +7,13 @@ import os
 import re
 import shutil
 import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +25,7 @@ from mtrain.config.corpora import SyntheticCorpus, TextCorpus
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.corpus import readers
-from mtrain.corpus.readers import Pair
+from mtrain.corpus.readers import Pair, ScoredText
 from mtrain.data import cache, store
 from mtrain.data import prepare as preparation
 from mtrain.data.cache import cache_directory
@@ -77,7 +80,7 @@ def test_vocabulary_and_text_are_prepared_once(
 
 
 def test_a_vocabulary_is_named_by_all_that_it_depends_on(
-    tiny_config: TinyConfig, tmp_path: Path
+    tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tiny_config()
     source, target = (str(tmp_path / "data" / f"train.{side}") for side in ("src", "tgt"))
@@ -90,6 +93,11 @@ def test_a_vocabulary_is_named_by_all_that_it_depends_on(
         preparation.Preparation(load_config(path, change), Stop())._tokenizer_key
         for change in ([], *([change] for change in changes))
     ]
+    versions = {"FILTERS": 99, "MAX_SENTENCES": 99, "version": lambda library: "99"}
+    for name, value in versions.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(preparation, name, value)
+            keys.append(preparation.Preparation(load_config(path), Stop())._tokenizer_key)
     assert len(set(keys)) == len(keys)
 
 
@@ -559,3 +567,89 @@ def test_references_that_validation_cuts_are_warned_of(
 ) -> None:
     prepared(load_config(tiny_config(**{"model.positions": "learned", "data.max_length": 8})))
     assert "data.valid, references: lines longer than 8 tokens, cut there: " in logged.text
+
+
+@pytest.mark.parametrize(("tag", "cut"), [(None, "1 (line 5)"), ("<x>", "2 (lines 3, 5)")])
+def test_eos_and_the_tag_count_where_validation_cuts_lines(
+    tiny_config: TinyConfig,
+    logged: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tag: str | None,
+    cut: str,
+) -> None:
+    monkeypatch.setattr(preparation, "ENCODED", 2)
+    own = Preparation(load_config(tiny_config(**{"decode.max_source_length": 4})), Stop())
+    words: Any = SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
+    words.tag_ids = lambda tag: [tag] if tag else []
+    vars(own)["tokenizer"] = words
+    sources = ["one", "", "one two three", "one", "one two three four"]
+    corpus = TextCorpus(src="a", tgt="b", tag=tag)
+    own._warn_of_long_lines("data.valid", ScoredText(corpus, sources, [""] * 5, ""))
+    assert logged.messages == [f"data.valid: lines longer than 4 tokens, cut there: {cut}"]
+
+
+def test_text_that_is_the_same_on_both_sides_is_warned_of(
+    tiny_config: TinyConfig, tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    """In the training text and in a scored set."""
+    same = [(text, text) for pair in made_up_pairs(60, 2) for text in pair]
+    entry = write_corpus(tmp_path / "same", same)
+    prepared(load_config(tiny_config(**{"data.train": [entry], "data.valid": entry})))
+    text = "100% of the pairs have the same text on both sides"
+    warned = [record.getMessage() for record in logged.records if record.levelname == "WARNING"]
+    assert warned == [f"data.valid: {text}", f"data.train: {text}"]
+
+
+@pytest.mark.parametrize(("count", "level"), [(6, "INFO"), (7, "WARNING")])
+def test_many_pairs_that_are_not_utf8_are_warned_of(
+    tiny_config: TinyConfig,
+    tmp_path: Path,
+    logged: pytest.LogCaptureFixture,
+    count: int,
+    level: str,
+) -> None:
+    """More than one in twenty of 120: perhaps the text has another encoding."""
+    config = load_config(tiny_config(**{"data.invalid_utf8": "drop"}))
+    source = tmp_path / "data" / "train.src"
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join([b"\xff\n"] * count + lines[count:]))
+    prepared(config)
+    levels = {record.getMessage(): record.levelname for record in logged.records}
+    assert levels[f"train: pairs dropped: invalid UTF-8: {count}"] == level
+
+
+def write_text(directory: Path) -> None:
+    (directory / "text").write_text("new")
+
+
+def read_text(directory: Path) -> str:
+    return (directory / "text").read_text()
+
+
+def test_another_process_that_prepares_the_same_text_is_named_once(
+    monkeypatch: pytest.MonkeyPatch, logged: pytest.LogCaptureFixture
+) -> None:
+    held, naps = ExitStack(), []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            held.close()
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=sleep))
+    held.enter_context(lock.exclusive(cache_directory() / ".key.lock"))
+    assert cache.cached("key", read_text, write_text, Stop()) == "new"
+    name = f"process {os.getpid()} on {socket.gethostname()}"
+    assert logged.messages == [f"waiting for {name}, which prepares the same text"]
+
+
+def test_a_stop_ends_the_wait_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Stop()
+
+    def sleep(seconds: float) -> None:
+        assert stop.received is None, "goes on"
+        stop.received = signal.SIGTERM
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=sleep))
+    with lock.exclusive(cache_directory() / ".key.lock"), pytest.raises(StoppedError):
+        cache.cached("key", read_text, write_text, stop)
