@@ -18,7 +18,7 @@ from conftest import made_up_pairs
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer, convert_stream, train_tokenizer
 from mtrain.runtime.errors import UserError
 
 LINES = [line for pair in made_up_pairs(60, 8) for line in pair]
@@ -87,6 +87,18 @@ def test_digits_are_split_where_it_is_asked_for(model_type: str) -> None:
     pieces = split.processor.encode("bavo 1984x 7", out_type=str)
     assert [piece for piece in pieces if re.search("[0-9]", piece)] == [*"19847"]
     assert split.decode(split.encode(["bavo 1984x 7"])) == ["bavo 1984x 7"]
+
+
+def test_long_lines_are_learned_from() -> None:
+    """By default, SentencePiece leaves out lines of more than 4,192 bytes."""
+    found = train(lines=[*LINES, "bavo " * 1000 + "ω"], character_coverage=1.0)
+    assert "ω" in found.model_pieces
+
+
+def test_a_newline_among_pieces_makes_no_line(tokenizer: Tokenizer) -> None:
+    sink = io.BytesIO()
+    convert_stream(tokenizer, [b"<0x0A>\n", b"\n", b"<0x0A> <0x0A>"], sink, to_pieces=False)
+    assert sink.getvalue() == b" \n\n  \n"
 
 
 # --- Ids and sizes ---------------------------------------------------------------------------
