@@ -30,6 +30,7 @@ from mtrain.corpus.lines import (
     reading_from,
     refuse_other_start,
     scan_file,
+    shorten_text,
 )
 from mtrain.corpus.readers import Pair, read_pairs, read_scored_text, scan
 from mtrain.corpus.tables import OTHER_COLUMNS
@@ -225,6 +226,8 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
         ("a\nb\n".encode("utf-32"), "UTF-32, not UTF-8; convert the file: iconv -f UTF-32 -t"),
         (b"\0\0\xfe\xff" + "a".encode("utf-32-be"), "UTF-32, not UTF-8; convert the file: iconv"),
         (bz2.compress(b"a\nb\n"), "looks like bzip2; unpack it"),
+        (packed(b"a\nb\n", "zst"), "looks like zstd; unpack it, or give the file a name that"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a pointer of Git LFS, not the text;"),
         (lzma.compress(b"a\nb\n"), "looks like xz; unpack it"),
         (b"PK\3\4a\nb\n", "looks like a ZIP archive; unpack it"),
         (b"PAR1\x15\n\0" * 9, "looks like Parquet, not text; name the file of a corpus .parquet"),
@@ -340,11 +343,14 @@ def test_a_disk_that_fails_is_told_in_words() -> None:
 def test_packed_and_plain_text_read_alike(tmp_path: Path) -> None:
     src, tgt = b"un\r\ndos\n", b"uno\nzwo"
     plain = write(tmp_path, src, tgt)
-    for name, data in (("a.src.gz", src), ("a.tgt.gz", tgt)):
-        (tmp_path / name).write_bytes(gzip.compress(data[:4]) + gzip.compress(data[4:]))
-    both = TextCorpus(src=f"{plain.src}.gz", tgt=f"{plain.tgt}.gz")
-    assert read(both) == read(plain)
-    assert scan(both, Reading()) == scan(plain, Reading())
+    skipped = bytes.fromhex("502a4d1804000000") + b"pzst"  # a frame that pzstd writes before each
+    for suffix, start in (("gz", b""), ("zst", b""), ("zst", skipped)):
+        for name, data in (("a.src", src), ("a.tgt", tgt)):
+            parts = (start + packed(part, suffix) for part in (data[:4], data[4:]))
+            (tmp_path / f"{name}.{suffix}").write_bytes(b"".join(parts))
+        both = TextCorpus(src=f"{plain.src}.{suffix}", tgt=f"{plain.tgt}.{suffix}")
+        assert read(both) == read(plain)
+        assert scan(both, Reading()) == scan(plain, Reading())
 
 
 def test_the_scan_s_hash_is_of_the_text_on_both_sides(tmp_path: Path) -> None:
@@ -359,7 +365,7 @@ def test_the_scan_s_hash_is_of_the_text_on_both_sides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "table", "generated"])
 def test_swap_exchanges_the_sides(tmp_path: Path, kind: str) -> None:
-    """The hash knows it, and the tag, which changes no text. Errors name files as written."""
+    """The hash knows it, the tag and the languages. Errors name files as written."""
     (tmp_path / "a.tsv").write_text("a\tb\n\tc\nd\te\n")
     corpus: Corpus = {
         "text": write(tmp_path, b"a\n\nd\n", b"b\nc\ne\n"),
@@ -371,10 +377,11 @@ def test_swap_exchanges_the_sides(tmp_path: Path, kind: str) -> None:
     assert read(swapped) == ([pair[::-1] for pair in pairs], counts)
     text = read_scored_text(swapped, Reading(keep_blank=True), "")
     assert text.references == read_scored_text(corpus, Reading(keep_blank=True), "").sources
-    tagged = corpus.model_copy(update={"tag": "<x>"})
-    assert read(tagged) == (pairs, counts)
-    scans = [scan(each, Reading()) for each in (corpus, swapped, tagged)]
-    assert (len({each.sha256 for each in scans}), len({each.pairs for each in scans})) == (3, 1)
+    changes = ({"tag": "<x>"}, {"src_lang": "xx"}, {"tgt_lang": "xx"})
+    others = [corpus.model_copy(update=change) for change in changes]
+    assert [read(other) for other in others] == [(pairs, counts)] * 3
+    scans = [scan(each, Reading()) for each in (corpus, swapped, *others)]
+    assert (len({each.sha256 for each in scans}), len({each.pairs for each in scans})) == (5, 1)
     (tmp_path / "a.src").write_bytes(b"a\n\xff\nb\n")
     assert kind != "text" or "a.src:2: " in error_of(swapped)
 
@@ -819,6 +826,14 @@ def test_samples_are_spaced_and_of_middle_length() -> None:
     assert medium_line_indices(lines, 6) == [2, 3, 5]
     assert medium_line_indices([" ", ""], 6) == []
     assert medium_line_indices(["one"], 6) == [0]
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(19, "one, two three four"), (18, "one, two three"), (8, "one, two")]
+)
+def test_a_text_is_cut_at_a_space_near_the_end(length: int, expected: str) -> None:
+    assert shorten_text("one, two three four", length) == expected
+    assert shorten_text("ab " + "c" * 40, 20) == "ab " + "c" * 17  # none is near
 
 
 @pytest.mark.parametrize(
