@@ -139,6 +139,24 @@ def test_a_recipe_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pairs", "has_gpu", "types", "characters", "pieces"),
+    [
+        (299_999, False, 10**6, 90, 8000),
+        (300_000, False, 10**6, 90, 16_000),
+        (1_000_001, False, 10**6, 90, 16_000),
+        (1_000_001, True, 10**6, 90, 32_000),
+        (29_000, False, 10**6, 5000, 10_000),  # Chinese
+        (29_000, False, 10, 90, 260 + 108 + 40),
+    ],
+)
+def test_a_vocabulary_fits_the_words_and_characters_of_the_text(
+    pairs: int, has_gpu: bool, types: int, characters: int, pieces: int
+) -> None:
+    _, recipe = recipe_for(Size(pairs, 35.0, types, characters), has_gpu=has_gpu)
+    assert recipe["tokenizer"]["vocab_size"] == pieces
+
+
+@pytest.mark.parametrize(
     ("pairs", "has_gpu", "changed"),
     [
         (50_000, False, {"d_ff": 512}),
@@ -157,6 +175,10 @@ def test_a_recipe_has_the_sizes_and_rates_of_the_config_that_it_names(
     assert recipe["model"] == {key: model[key] for key in recipe["model"]} | changed
     keys = ("optimizer", "schedule", "average_last")
     assert [recipe["train"][key] for key in keys] == [getattr(train, key) for key in keys]
+    assert recipe["train"]["patience"] == 0
+    decode = recipe["decode"]
+    found = [decode[key] for key in ("beam_size", "length_penalty", "length_norm")]
+    assert found == [5, 1.0, "power"]
     warmup_steps = min(train.warmup_steps, recipe["train"]["max_steps"] // 20)
     assert recipe["train"]["warmup_steps"] == warmup_steps
     assert recipe["train"]["peak_lr"] == (train.peak_lr or 7.0e-4)
@@ -344,6 +366,7 @@ REFUSED = [
     (Request(SOURCE, TARGET, ODD, "en", "de", (SOURCE, TARGET), 0), "should be UTF-8, got"),
     (Request(SOURCE, TARGET, OUTPUT, "en", "de", None, 61), "more than a tenth of the 600 pairs"),
     (Request(SOURCE, SOURCE, OUTPUT, "en", "de", None, 50), "is both sides"),
+    (Request(SOURCE, TARGET, OUTPUT, "en", "de", (SOURCE, SOURCE), 0), "is both sides"),
     *(
         (Request(SOURCE, TARGET, Path(name), "en", "de", None, 50), r"name the config \.yaml or")
         for name in ("cfg", "cfg.txt", ".yaml")
@@ -370,6 +393,41 @@ def test_what_no_config_can_be_made_of_is_refused(
 
 def found(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints.yaml"])
+def test_nothing_is_written_among_the_files_of_a_run(
+    tmp_path: Path, files: tuple[Path, Path], name: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    before = found(tmp_path)
+    with pytest.raises(RefusedError, match=r"belongs to .*run; write to another path"):
+        write_config(request(files, tmp_path / "run" / name), Stop(), has_gpu=False)
+    assert found(tmp_path) == before
+
+
+def test_a_tokenizer_of_bleu_that_is_not_installed_is_told(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(starter, "missing_tokenizers", lambda names: [f"no {n}" for n in names])
+    asked = replace(request(files, tmp_path / "m.yaml"), tgt_lang="ja")
+    write_config(asked, Stop(), has_gpu=False)
+    assert "no ja-mecab" in caplog.messages
+
+
+def test_commands_to_copy_quote_names(
+    tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mtrain")
+    output = tmp_path / "my text.yaml"
+    write_config(request(files, output), Stop(), has_gpu=False)
+    for command in ("check", "train"):
+        assert f"mtrain {command} '{output}'" in caplog.text
+        assert f"mtrain {command} -c '{output}'\n" in output.read_text()
 
 
 @pytest.mark.parametrize("failing", ["runtime.outputs.os.fsync", "check.starter.render"])
@@ -582,6 +640,27 @@ def test_text_is_measured_the_same_in_parts(
     words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
     assert found.tokens == pytest.approx(1.4 * len(words) / 600)
     assert found.types == len(set(words))
+
+
+def test_a_large_text_is_measured_by_a_sample(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starter, "SAMPLE", 100)
+    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
+    found = starter._measure(corpus, 600, Reading())
+    sample = made_up_pairs(600, 1, longest=9)[::6]
+    words = [word for pair in sample for word in " ".join(pair).split()]
+    assert found.pairs == 600
+    assert found.tokens == pytest.approx(1.4 * len(words) / 100)
+    assert found.types == len(set(words))
+
+
+def test_rare_characters_need_no_piece(tmp_path: Path) -> None:
+    for end, count in (("c", 2), ("ccc", 3)):  # of 5,000 characters, all but 2.5 are covered
+        src = write(tmp_path / "t.en", ["ab" * 125] * 9 + ["ab" * 120 + end])
+        tgt = write(tmp_path / "t.de", ["ab" * 125] * 10)
+        found = starter._measure(TextCorpus(src=str(src), tgt=str(tgt)), 10, Reading())
+        assert found.characters == count
 
 
 def test_a_letter_of_a_script_without_spaces_is_no_word(tmp_path: Path) -> None:
