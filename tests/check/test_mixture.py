@@ -11,6 +11,7 @@ from math import log2
 import numpy as np
 import pytest
 
+from mtrain.check import mixture as mixtures
 from mtrain.check.mixture import MAX_LENGTH, MIN_TEXTS, PRIOR, LetterModel, find_mixture
 
 PAIRS = 1500
@@ -95,6 +96,18 @@ def test_short_and_equal_texts_are_left_out() -> None:
     few = [side[: 2 * (MIN_TEXTS - 1)] for side in sides]
     assert find_mixture(*few) is None
     assert find_mixture([], []) is None
+
+
+def test_a_large_text_is_judged_by_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mixtures, "MAX_TEXTS", 600)
+    sides = sentences((FIRST, SECOND), PAIRS, 7)
+    sides[0][500:700] = [text[::-1] for text in sides[0][500:700]]
+    found = find_mixture(*sides)
+    assert found is not None
+    assert found.compared == list(range(0, PAIRS, 3))
+    assert sorted(found.part) == list(range(501, 700, 3))
 
 
 def test_the_model_by_hand() -> None:
