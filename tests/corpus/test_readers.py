@@ -247,10 +247,16 @@ def test_a_file_of_another_form_is_named_before_its_lines_are_counted(tmp_path: 
             scan(table, Reading())
 
 
-def test_text_may_begin_as_the_name_of_a_format(tmp_path: Path) -> None:
+def test_text_may_begin_as_the_name_of_a_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text").write_bytes(b"PAR1 is a receptor.\n")
     assert list(read_file(tmp_path / "text")) == [b"PAR1 is a receptor."]
     assert scan_file(tmp_path / "text", lambda: None)[0] == 1
+    monkeypatch.setattr("mtrain.corpus.lines._BLOCK", 4)  # only the first block is judged
+    (tmp_path / "text").write_bytes(b"abc\nPK\3\4\n")
+    assert list(read_file(tmp_path / "text")) == [b"abc", b"PK\3\4"]
+    assert scan_file(tmp_path / "text", lambda: None)[0] == 2
 
 
 def test_parquet_under_the_name_of_a_text_is_told(tmp_path: Path) -> None:
@@ -657,6 +663,16 @@ def test_a_dataset_with_nested_columns(tmp_path: Path) -> None:
     assert scan(corpus, Reading(tmp_path)).pairs == 3
     first = corpus.model_copy(update={"split": "train[:1]"})
     assert read(first, root=tmp_path)[0] == PAIRS[:1]
+
+
+def test_the_hash_of_a_dataset_tells_where_texts_end(tmp_path: Path) -> None:
+    hashes = set()
+    for number, (de, en) in enumerate([("ab", "c"), ("a", "bc")]):
+        (tmp_path / str(number)).mkdir()
+        corpus = jsonl_folder(tmp_path / str(number), [{"de": de, "en": en}])
+        streamed = corpus.model_copy(update={"streaming": True})
+        hashes.add(scan(streamed, Reading(tmp_path / str(number))).sha256)
+    assert len(hashes) == 2
 
 
 @pytest.mark.parametrize("streaming", [False, True])

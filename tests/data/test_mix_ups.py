@@ -294,6 +294,33 @@ def test_a_pair_that_is_repeated_with_other_numbers_is_named(made: str, is_found
     assert [each.message for each in found if each.kind == "repeated"] == [text] * is_found
 
 
+def messages(rows: list[tuple[str, str]], kind: str) -> list[str]:
+    """The messages of a kind of mix-up in a text of unknown languages."""
+    config = DataConfig.model_construct(allow_swapped=False)
+    sources, targets = zip(*rows, strict=True)
+    found = mix_ups_of(config, ("aa", "ba"), sources, targets, range(len(rows)))
+    return [each.message for each in found if each.kind == kind]
+
+
+@pytest.mark.parametrize(("others", "is_found"), [(1000, True), (1100, False)])
+def test_one_text_in_fifty_may_be_repeated(others: int, is_found: bool) -> None:
+    """A pair that occurs 21 times, and a target of 21 sources."""
+    rows = [(f"{src} a", f"{tgt} b") for src, tgt in phrasebook.pairs("train", others)]
+    pair = "the same pair", "dasselbe Paar"
+    expected = ["2% of the pairs are the same pair: the same pair | dasselbe Paar"]
+    assert messages([*rows, *[pair] * 21], "repeated") == expected * is_found
+    same = [(src, "nothing else") for src, _ in PAIRS[:21]]
+    expected = ["2% of the distinct pairs have the same target: nothing else"]
+    assert messages([*rows, *same], "repeated") == expected * is_found
+
+
+@pytest.mark.parametrize(("others", "is_found"), [(380, True), (381, False)])
+def test_one_text_of_a_side_in_twenty_may_be_tokenized(others: int, is_found: bool) -> None:
+    rows = [("yes, one", "ja, eins")] * others + [("yes , one", "ja, eins")] * 20
+    found = messages(rows, "tokenized")
+    assert [text[:40] for text in found] == ["5% of the sources have spaces before com"] * is_found
+
+
 @pytest.mark.parametrize("count", [17, 18, 19])
 @pytest.mark.parametrize("name", ["data.train", "data.valid"])
 def test_a_side_in_double_quotes_is_warned_of(
