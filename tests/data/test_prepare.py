@@ -565,8 +565,24 @@ def test_a_model_to_start_from_that_is_not_there_yet(
 def test_references_that_validation_cuts_are_warned_of(
     tiny_config: TinyConfig, logged: pytest.LogCaptureFixture
 ) -> None:
-    prepared(load_config(tiny_config(**{"model.positions": "learned", "data.max_length": 8})))
-    assert "data.valid, references: lines longer than 8 tokens, cut there: " in logged.text
+    learned = {"model.positions": "learned", "data.max_length": 8}
+    for settings in (learned, {"decode.max_len_a": 0.0, "decode.max_len_b": 7}):
+        logged.clear()
+        prepared(load_config(tiny_config(**settings)))
+        text = "data.valid, references: lines longer than 8 tokens, cut there: "
+        assert text in logged.text
+
+
+def test_carriage_returns_that_are_removed_are_counted(
+    tiny_config: TinyConfig, tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(tiny_config())
+    for name in ("train", "valid"):
+        path = tmp_path / "data" / f"{name}.src"
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    prepared(config)
+    for name, count in (("train", 120), ("data.valid", 12)):
+        assert f"{name}: carriage returns removed: {count}" in logged.messages
 
 
 @pytest.mark.parametrize(("tag", "cut"), [(None, "1 (line 5)"), ("<x>", "2 (lines 3, 5)")])
