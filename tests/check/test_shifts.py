@@ -236,6 +236,16 @@ def test_a_text_that_is_shifted_throughout_is_known_by_its_lengths(
     assert example.text.startswith(text)
 
 
+def test_a_shift_is_not_throughout_if_lengths_tell_nothing_of_the_rest() -> None:
+    src = np.random.default_rng(3).integers(5, 90, 4000)
+    src[2000:] = 40
+    tgt = src.copy()
+    tgt[:2000] = np.roll(src[:2000], 3)
+    shifts = look_at_lengths(np.stack((src, tgt), 1), 4000)
+    [example] = shifts.findings.by_kind["slip", ""].examples
+    assert example.text.endswith(": targets are about 3 lines behind their sources")
+
+
 def test_the_rows_that_are_shifted_are_known_by_their_lengths() -> None:
     src = np.random.default_rng(3).integers(5, 90, 4000)
     tgt = src.copy()
