@@ -157,8 +157,8 @@ def warn_of_counts(counts: Counter[str]) -> None:
         logger.warning("%s: %s", reason, f"{count:,}")
 
 
-class TruncatedLines:
-    """The number of truncated lines, and the line numbers of the first ones."""
+class CountedLines:
+    """The number of lines to warn of, and the line numbers of the first ones."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -171,16 +171,18 @@ class TruncatedLines:
             if len(self.first) <= MAX_LISTED:
                 self.first.append(index + 1)
 
-    def warn(self, limit: int, text: str = "") -> None:
-        """Warn of the truncated lines of a text, if there are any."""
+    def warn_of(self, what: str, advice: str = "") -> None:
+        """Warn of the lines, if there are any."""
         if self.count:
             lines = "line" if self.count == 1 else "lines"
-            where = f"{text}: " if text else ""
-            logger.warning(
-                "%slines longer than %d tokens, cut there: %s (%s %s)",
-                where,
-                limit,
-                f"{self.count:,}",
-                lines,
-                first_numbers(self.first),
-            )
+            where = f"({lines} {first_numbers(self.first)})"
+            logger.warning("%s: %s %s%s", what, f"{self.count:,}", where, advice)
+
+
+class TruncatedLines(CountedLines):
+    """Lines that were truncated."""
+
+    def warn(self, limit: int, text: str = "") -> None:
+        """Warn of the truncated lines of a text, if there are any."""
+        where = f"{text}: " if text else ""
+        self.warn_of(f"{where}lines longer than {limit} tokens, cut there")

@@ -330,18 +330,15 @@ class Synthesizer:
         translator = self._translator
         sources = [source for source, _ in pairs]
         translations, cut = translator.translate(sources, first=number * SHARD)
-        encoded, _ = translator.loaded.encode_sources(sources)
-        limits = [translator.loaded.target_limit(len(ids)) for ids in encoded]
-        for index in cut:  # only a part of the line was translated
-            limits[index] = 0
         lines = []
-        for (_, reference), hypotheses, limit in zip(pairs, translations, limits, strict=True):
+        for index, ((_, reference), hypotheses) in enumerate(zip(pairs, translations, strict=True)):
             best = hypotheses[0]
             if self.entry.keep == "best":
                 texts = [hypothesis.text for hypothesis in hypotheses]
                 chrf = sentence_chrf(texts, [[reference] * len(texts)], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
-            fault = EMPTY if is_blank(best.text) else AT_LIMIT if best.tokens >= limit else ""
+            is_at_limit = best.is_at_limit or index in cut  # perhaps only a part is translated
+            fault = EMPTY if is_blank(best.text) else AT_LIMIT if is_at_limit else ""
             lines.append(SyntheticLine(best.text, max(best.score / best.tokens, MIN_SCORE), fault))
         return lines
 

@@ -54,11 +54,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Translation:
-    """A translated line, and the natural log-probability and the number of its tokens with eos."""
+    """A translated line, the natural log-probability and the number of its tokens with eos, and
+    whether it is as long as a translation may be: then it may lack its end.
+    """
 
     text: str
     score: float
     tokens: int = 1
+    is_at_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -284,10 +287,15 @@ class Translator:
         if scored and any(math.isnan(hypothesis.score) for hypothesis in chain(*results)):
             raise UserError(NOT_A_NUMBER)
         texts = iter(self.loaded.decode_targets([h.ids for h in chain(*results)]))
-        translations = [
-            [Translation(next(texts), h.score, len(h.ids) + 1) for h in hypotheses]
-            for hypotheses in results
-        ]
+        translations = []
+        for hypotheses, limit in zip(results, self._limits(group), strict=True):
+            lengths = [len(hypothesis.ids) + 1 for hypothesis in hypotheses]
+            translations.append(
+                [
+                    Translation(next(texts), hypothesis.score, length, length >= limit)
+                    for hypothesis, length in zip(hypotheses, lengths, strict=True)
+                ]
+            )
         if self.mbr is None:
             return translations
         return [[_min_risk(hypotheses[: self.mbr])] for hypotheses in translations]
@@ -340,6 +348,10 @@ class Translator:
         with torch.inference_mode(), decoder.lock:
             return search.run(step, decoder.begin(src), loaded.ids.bos)
 
+    def _limits(self, group: Group) -> list[int]:
+        """Return the longest allowed translation of each line, in tokens with eos."""
+        return [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group]
+
     def _rules(self, group: Group) -> Rules:
         ids = self.loaded.ids
         tokenizer = self.loaded.tokenizer
@@ -348,7 +360,7 @@ class Translator:
         if tokenizer.has_byte_fallback:  # so that the training text has no unknown piece
             banned += (tokenizer.unk_id,)
         return Rules(
-            [self.loaded.target_limit(len(line.source), len(line.prefix)) for line in group],
+            self._limits(group),
             ids.eos,
             banned=banned,
             prefixes=prefixes if any(prefixes) else None,  # None saves time in each step

@@ -842,7 +842,9 @@ def test_the_best_checkpoint_outlives_an_average_that_was_better(
         Validation, "_load", lambda self, name: loaded.append(name) or load(self, name)
     )
     start(run, "train.max_steps=8", *overrides)
-    replaced = f"{run}/checkpoints/average was the best model; the run that continues does not count it"
+    replaced = (
+        f"{run}/checkpoints/average was the best model; the run that continues does not count it"
+    )
     assert replaced not in warnings()
     start(run, *overrides)
     assert warnings().count(replaced) == 1

@@ -487,6 +487,26 @@ def test_translations_end_at_the_limit_of_their_own_source(
     assert lengths == [int(a * len(row) + b) for row in rows]
 
 
+@pytest.mark.parametrize("n_best", [None, 2])
+def test_translations_as_long_as_their_limit_are_named(
+    translator: Translator, caplog: pytest.LogCaptureFixture, n_best: int | None
+) -> None:
+    lines = ["bavo", "", *SENTENCES[:2]]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    stream(translator, text, n_best=n_best)
+    assert caplog.messages == []
+    for limit, is_named in ((3, True), (30, False)):  # in tokens with eos
+        short = with_decode(translator, max_len_a=0.0, max_len_b=limit - 1)
+        stream(short, text, n_best=n_best)
+        lengths = [best.tokens for best, *_ in short.translate(lines)[0]]
+        numbers = [str(number) for number, length in enumerate(lengths, 1) if length == limit]
+        assert bool(numbers) == is_named
+        assert "2" not in numbers
+        named = f": {len(numbers)} (lines {', '.join(numbers)}); look at them, and raise --max-len"
+        assert [named in message for message in caplog.messages] == [True] * is_named
+        caplog.clear()
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_no_hypothesis_contains_pad_or_bos(
     untrained: Callable[..., Translator], beam_size: int, monkeypatch: pytest.MonkeyPatch
