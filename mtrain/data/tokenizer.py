@@ -52,8 +52,9 @@ class Tokenizer:
             numbers = list(range(self.processor.get_piece_size()))
             pieces: list[str] = self.processor.id_to_piece(numbers)
             unknown: str = self.processor.decode([self.processor.unk_id()])
-            longest_replacement = _longest_replacement(proto)
-            self.splits_digits = _splits_digits(proto)
+            fields = list(_fields(proto))
+            longest_replacement = _longest_replacement(fields)
+            self.splits_digits = _splits_digits(fields)
         except (RuntimeError, ValueError, LookupError):  # ValueError for pieces that are not UTF-8
             raise UserError(f"{name}: not a SentencePiece model; name another file") from None
         if max(longest_replacement, len(unknown), *map(len, pieces)) > MAX_PIECE_LENGTH:
@@ -200,12 +201,13 @@ class Tokenizer:
         return [self.processor.decode(row) for row in plain]
 
 
-def _longest_replacement(proto: bytes) -> int:
-    """Return the length in bytes of the longest text that replaces a character in normalization;
-    raises `LookupError`, `RecursionError` or `ValueError` if a model is truncated or malformed.
+def _longest_replacement(fields: list[tuple[int, bytes]]) -> int:
+    """Return the length in bytes of the longest text that replaces a character in normalization,
+    given the fields of a model; raises `LookupError`, `RecursionError` or `ValueError` if they are
+    malformed.
     """
     longest = 0
-    for number, normalizer in _fields(proto):
+    for number, normalizer in fields:
         if number not in _NORMALIZERS:
             continue
         for inner, table in _fields(normalizer):
@@ -216,11 +218,11 @@ def _longest_replacement(proto: bytes) -> int:
     return longest
 
 
-def _splits_digits(proto: bytes) -> bool:
+def _splits_digits(fields: list[tuple[int, bytes]]) -> bool:
     """Whether a model was trained with every digit as a piece of its own; raises as
     `_longest_replacement` does.
     """
-    trainer = b"".join(value for number, value in _fields(proto) if number == _TRAINER)
+    trainer = b"".join(value for number, value in fields if number == _TRAINER)
     return any(value == 1 for number, value in _all_fields(trainer) if number == _SPLIT_DIGITS)
 
 

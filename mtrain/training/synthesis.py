@@ -330,14 +330,14 @@ class Synthesizer:
         translator = self._translator
         sources = [source for source, _ in pairs]
         translations, cut = translator.translate(sources, first=number * SHARD)
-        lines = []
+        lines, cut_lines = [], set(cut)
         for index, ((_, reference), hypotheses) in enumerate(zip(pairs, translations, strict=True)):
             best = hypotheses[0]
             if self.entry.keep == "best":
                 texts = [hypothesis.text for hypothesis in hypotheses]
                 chrf = sentence_chrf(texts, [[reference] * len(texts)], lowercase=False)
                 best = hypotheses[int(np.argmax(chrf))]
-            is_at_limit = best.is_at_limit or index in cut  # perhaps only a part is translated
+            is_at_limit = best.is_at_limit or index in cut_lines  # perhaps translated in part
             fault = EMPTY if is_blank(best.text) else AT_LIMIT if is_at_limit else ""
             lines.append(SyntheticLine(best.text, max(best.score / best.tokens, MIN_SCORE), fault))
         return lines
