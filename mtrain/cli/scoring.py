@@ -143,10 +143,11 @@ def _warn_of_direction(
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
     """Translate sources, and write the translations to the file `output`, if given."""
-    cut = log.TruncatedLines()
+    cut, unended = log.TruncatedLines(), log.UnendedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
-        hypotheses = translator.best(sources, bar.update, cut.add)
+        hypotheses = translator.best(sources, bar.update, cut.add, unended.add)
     cut.warn(translator.loaded.max_source_length)
+    unended.warn()
     if output is not None and translator.ranks.is_rank_0:
         write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
     return hypotheses

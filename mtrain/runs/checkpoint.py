@@ -268,7 +268,7 @@ def _why_no_checkpoints(path: Path) -> str:
     if layout.is_prepared(path):
         return NO_CHECKPOINT
     if path.name == layout.CHECKPOINTS:
-        return f"holds the checkpoints of a run; name one of them, or the run, {path.parent}"
+        return f"holds the checkpoints of a run; name the run, {path.parent}"
     runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
     if runs:
         return f"is no run itself, but holds runs; name one: {join_names(map(str, runs))}"

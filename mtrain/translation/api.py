@@ -9,7 +9,7 @@ import torch
 
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import TruncatedLines
+from mtrain.runtime.log import TruncatedLines, UnendedLines
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -77,8 +77,12 @@ class Model:
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
             return lists[0] if isinstance(text, str) else lists
-        best = [hypotheses[0].text for hypotheses in found]
-        return best[0] if isinstance(text, str) else best
+        best = [hypotheses[0] for hypotheses in found]
+        unended = UnendedLines()
+        unended.add(i for i, translation in enumerate(best) if translation.is_at_limit)
+        unended.warn("max_len_a or max_len_b")
+        texts = [translation.text for translation in best]
+        return texts[0] if isinstance(text, str) else texts
 
     def score(
         self, sources: Iterable[str], targets: Iterable[str], *, tag: str | None = None

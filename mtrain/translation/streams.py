@@ -16,7 +16,7 @@ from mtrain.corpus.lines import (
     strip_line_ends,
 )
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import CountedLines, TruncatedLines, progress_bar, warn_of_counts
+from mtrain.runtime.log import TruncatedLines, UnendedLines, progress_bar, warn_of_counts
 from mtrain.scoring.references import check_same_length
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
@@ -52,7 +52,7 @@ def translate_stream(
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done = 0
-    cut, cut_alignments, unended = TruncatedLines(), TruncatedLines(), CountedLines()
+    cut, cut_alignments, unended = TruncatedLines(), TruncatedLines(), UnendedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.from_rank_0(lambda: next(windows, []), Window):
             window = [line for line, _ in rows]
@@ -80,8 +80,7 @@ def translate_stream(
     warn_of_counts(counts)
     cut.warn(loaded.max_source_length)
     cut_alignments.warn(loaded.max_target_length, "--alignments: translations")
-    what = "translations as long as their limit allows, perhaps without their end"
-    unended.warn_of(what, "; look at them, and raise --max-len-a or --max-len-b if they stop short")
+    unended.warn()
 
 
 def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int) -> Iterator[str]:

@@ -217,14 +217,16 @@ class Translator:
         lines: list[str],
         progress: Callable[[int], object] = lambda lines: None,
         cut: Callable[[Iterable[int]], object] = lambda indices: None,
+        unended: Callable[[Iterable[int]], object] = lambda indices: None,
     ) -> list[str]:
         """Return the best translation of each line. `cut` is called with the indices of lines that
-        were cut.
+        were cut, `unended` with those of translations that are as long as they may be.
         """
         texts: list[str] = []
         for window in self.in_windows(lines):
             results, indices = self.translate(window, progress, first=len(texts), scored=False)
             cut(len(texts) + index for index in indices)
+            unended(len(texts) + i for i, (best, *_) in enumerate(results) if best.is_at_limit)
             texts += [hypotheses[0].text for hypotheses in results]
         return texts
 

@@ -424,7 +424,7 @@ MISTAKES = [
     ("translate -m {run} -i {src} bavo", 2, ["give either sentences or -i/--input FILE"]),
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
     ("translate -m {tmp}", 1, ["is no run itself, but holds runs; name one", "/broken"]),
-    ("translate -m {run}/checkpoints", 1, ["name one of them, or the run, ", "/run"]),
+    ("translate -m {run}/checkpoints", 1, ["name the run, ", "/run"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is intact; use it"]),
     ("score -m {broken} -s {src} -t {ref}", 1, ["model.safetensors", "is intact; use it"]),
     ("tokenizer encode -m {broken}", 1, ["model.safetensors", "is intact; use it"]),
@@ -936,6 +936,8 @@ def test_eval_translates_as_translate_does(
     options = ["-s", places["src"], "-r", places["ref"], "--json"]
     again = command("eval", "--hypothesis", output, *options)
     assert json.loads(again.out) == json.loads(result.out)
+    short = command(*arguments, "--max-len-a", "0", "--max-len-b", "1")
+    assert "translations as long as their limit allows" in short.err
 
 
 def test_eval_notices_exchanged_files(

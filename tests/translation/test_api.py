@@ -127,6 +127,18 @@ def test_lines_that_are_cut_are_warned_of(
     assert "cut there: 1 (line 2)" in caplog.records[0].getMessage()
 
 
+def test_translations_as_long_as_their_limit_are_warned_of(
+    loaded_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Model(loaded_model)
+    limits = {"max_len_a": 0.0, "max_len_b": 1}
+    model.translate(["bavo", "lapo"], n_best=1, **limits)  # each tells whether it is
+    assert not caplog.messages
+    model.translate(["", "bavo", "lapo"], **limits)
+    (message,) = caplog.messages
+    assert ": 2 (lines 2, 3); look at them, and raise max_len_a or max_len_b " in message
+
+
 def test_numbers_do_not_depend_on_what_the_caller_sets_in_torch(trained_run: Path) -> None:
     texts = [src for src, _ in made_up_pairs(30, 5)]
 
