@@ -448,7 +448,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("linked/..", "holds runs; name one"),
         ("nothing", "neither a run directory nor a checkpoint"),
         ("new", "no complete checkpoint; train it"),
-        ("new/checkpoints", f"holds the .* one of them, or the run, {tmp_path / 'new'}$"),
+        ("new/checkpoints", f"holds the .* of a run; name the run, {tmp_path / 'new'}$"),
         ("prepared", "prepared: this run has no complete checkpoint; train it, or restore"),
         ("begun", "begun: this run has no complete checkpoint; train it, or restore"),
         ("several", f"name one: {tmp_path / 'several' / 'a'}, {tmp_path / 'several' / 'b'}"),
