@@ -65,10 +65,14 @@ class CheckedPart(NamedTuple):
 class Checker:
     """Checks all corpora of a config and keeps at most `max_examples` examples of each kind."""
 
+    profile: Profile  # of the sample, once it is read
+    bar: Any  # progress, while text is checked
+
     def __init__(self, config: Config, stop: Stop, max_examples: int = 10) -> None:
         self.config, self.stop = config, stop
         self.characters = Characters()
         data = config.data
+        self.selection = Selection(data.max_length, config.filter)
         root = reading_of(config).root
         # do not check a corpus that lacks a side, which a model has yet to make
         self.entries = {key: entry for key, entry in data.corpora.items() if not entry.model}
@@ -106,9 +110,9 @@ class Checker:
         all_pairs = sum(self.expected.values())
         with (
             temporary_folder() as folder,
-            progress_bar(train_pairs + all_pairs, "pair", "checking") as bar,
+            progress_bar(train_pairs + all_pairs, "pair", "checking") as self.bar,
         ):
-            rows = thin_rows(self._informative_rows(max(1, train_pairs // SAMPLE), bar))
+            rows = thin_rows(self._informative_rows(max(1, train_pairs // SAMPLE)))
             for findings, group in groupby(rows, itemgetter(0)):
                 own_rows = map(itemgetter(1), group)
                 self.sample += chunks(findings, own_rows, self.characters)
@@ -116,13 +120,13 @@ class Checker:
             for part in self.sample:
                 by_languages[part.findings.languages].append(part)
             with self.stop.at_once():
-                profile = Profile(self.sample)
+                self.profile = Profile(self.sample)
                 for languages, parts in by_languages.items():
-                    own_profile = profile if len(by_languages) == 1 else Profile(parts)
+                    own_profile = self.profile if len(by_languages) == 1 else Profile(parts)
                     own_profile.report_corpora(self.config.data, languages)
                 self._find_odd_parts()
-            scored = self._check_sets(profile, bar)
-            self._check_train(profile, scored, Duplicates(folder, train_pairs), bar)
+            scored = self._check_sets()
+            self._check_train(scored, Duplicates(folder, train_pairs))
             with self.stop.at_once():
                 for parts in by_languages.values():
                     report_mixture(parts)  # once the other findings are known
@@ -138,14 +142,14 @@ class Checker:
         for findings, side, first, last, message in odd_parts(sample):
             findings.add_message("style", f"{findings.name_row(first, side)} to {last}: {message}")
 
-    def _check_sets(self, profile: Profile, bar: Any) -> list[ScoredSet]:
+    def _check_sets(self) -> list[ScoredSet]:
         """Check validation and test sets, also for overlap with each other."""
         scored: list[ScoredSet] = []
         training = grouped_texts((part.findings.languages, part.texts) for part in self.sample)
         for findings in self.all_findings:
             if findings.is_train:
                 continue
-            rows = Chunk.join(findings, list(self._checked(findings, profile, bar)))
+            rows = Chunk.join(findings, list(self._checked(findings)))
             report_whole_text(rows, self.config.data)
             for message in style_differences(training, findings.languages, rows.texts):
                 findings.add_message("style", message)
@@ -170,26 +174,26 @@ class Checker:
             if not findings.has("unreadable", "unequal"):
                 findings.add_message("unreadable", str(error))
 
-    def _informative_rows(self, step: int, bar: Any) -> Iterator[tuple[Findings, TextRow]]:
+    def _informative_rows(self, step: int) -> Iterator[tuple[Findings, TextRow]]:
         """Yield every `step`-th training pair, but none with blank or equal sides."""
         for findings in self.train:
             # `_checked` reports rows that are refused
             reading = reading_of(self.config, keep_blank=True, refuse=lambda error: None)
             for row in islice(self._rows(findings, reading), 0, None, step):
-                bar.update(step)
+                self.bar.update(step)
                 if is_informative(row):
                     yield findings, row
 
-    def _checked(self, findings: Findings, profile: Profile, bar: Any) -> Iterator[Chunk]:
+    def _checked(self, findings: Findings) -> Iterator[Chunk]:
         """Check the pairs of a corpus and yield its chunks."""
         is_dropped = self.config.data.invalid_utf8 == "drop"
         refuse = partial(findings.add_error, is_dropped=is_dropped)
         reading = reading_of(self.config, keep_blank=True, refuse=refuse)
-        shifts = Shifts(profile.associations, findings)
+        shifts = Shifts(self.profile.associations, findings)
         mismatches = defaultdict[str, list[NDArray[np.int64]]](list)  # rows by kind and chunk
-        with closing(self._checked_parts(findings, profile, reading)) as parts:
+        with closing(self._checked_parts(findings, reading)) as parts:
             for part in parts:
-                bar.update(len(part.chunk))
+                self.bar.update(len(part.chunk))
                 findings.include(part.chunk.findings)
                 shifts.feed(part.chunk, part.evidence)
                 for kind, numbers in part.mismatches.items():
@@ -211,13 +215,10 @@ class Checker:
         elif not findings.is_train and findings.count("blank") == findings.pairs:
             findings.add_message("empty", "all pairs are blank on a side")
 
-    def _checked_parts(
-        self, findings: Findings, profile: Profile, reading: Reading
-    ) -> Generator[CheckedPart]:
+    def _checked_parts(self, findings: Findings, reading: Reading) -> Generator[CheckedPart]:
         """Check the pairs of a corpus by chunks, in several processes if there are many."""
         parts = split_rows(self._rows(findings, reading))
-        selection = Selection(self.config.data.max_length, self.config.filter)
-        check = partial(_check_part, findings, profile, self.characters, self.tokenizer, selection)
+        check = partial(self._check_part, findings)
         processes = min(worker_count(self.config.data.workers), MAX_PROCESSES)
         if processes < 2 or not CAN_FORK or self.expected[findings.name] < MANY_PAIRS:
             return (check(rows) for rows in parts)
@@ -225,12 +226,24 @@ class Checker:
             check, parts, processes, WORKER_DIED, forked=True, check_stop=self.stop.check
         )
 
-    def _check_train(
-        self, profile: Profile, scored: list[ScoredSet], duplicates: Duplicates, bar: Any
-    ) -> None:
+    def _check_part(self, findings: Findings, rows: list[TextRow]) -> CheckedPart:
+        """Check some rows of the corpus of these findings, without adding to them."""
+        part = findings.of_part()
+        chunk = Chunk.of(part, rows, self.characters)
+        part.pairs = len(chunk)
+        evidence, mismatches = check_pairs(chunk, self.profile)
+        if part.is_train:
+            is_long = _find_long_pairs(chunk, self.tokenizer, self.selection.max_length)
+            kept = ~chunk.blank.any(0) & ~is_long
+            usable = _filter(chunk, kept, self.tokenizer, self.selection)
+            part.usable = int(usable.sum())
+            chunk.prepare()
+        return CheckedPart(chunk, evidence, mismatches)
+
+    def _check_train(self, scored: list[ScoredSet], duplicates: Duplicates) -> None:
         """Check the training text, also for duplicates and for rows of the scored sets."""
         for index, findings in enumerate(self.train):
-            for chunk in self._checked(findings, profile, bar):
+            for chunk in self._checked(findings):
                 for scored_set in scored:
                     scored_set.search(chunk, TRAIN)
                 filled = ~chunk.blank.any(0)
@@ -245,27 +258,6 @@ class Checker:
             self.train[0].add_message("empty", text)
         for later, first in duplicates.groups():
             _report_duplicates(self.train, later, first)
-
-
-def _check_part(
-    findings: Findings,
-    profile: Profile,
-    characters: Characters,
-    tokenizer: Tokenizer | None,
-    selection: Selection,
-    rows: list[TextRow],
-) -> CheckedPart:
-    """Check some rows of the corpus of these findings, without adding to them."""
-    part = findings.of_part()
-    chunk = Chunk.of(part, rows, characters)
-    part.pairs = len(chunk)
-    evidence, mismatches = check_pairs(chunk, profile)
-    if part.is_train:
-        is_long = _find_long_pairs(chunk, tokenizer, selection.max_length)
-        usable = _filter(chunk, ~chunk.blank.any(0) & ~is_long, tokenizer, selection)
-        part.usable = int(usable.sum())
-        chunk.prepare()
-    return CheckedPart(chunk, evidence, mismatches)
 
 
 def _find_long_pairs(chunk: Chunk, tokenizer: Tokenizer | None, max_length: int) -> Mask:
