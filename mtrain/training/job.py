@@ -278,11 +278,10 @@ class Job:
         """Begin the run and make missing synthetic text. Return the preparation of all text, and
         the records of synthetic text.
         """
-        # before a run has begun, its synthetic text may be replaced
-        skip: list[int] = []
-        if not (self.run.path / layout.RUN).exists():
-            skip = [number for number, entry in enumerate(self.config.data.train) if entry.model]
-        preparation = Preparation(with_synthetic_text(self.config, skip=skip), self.stop)
+        config = self.config
+        if (self.run.path / layout.RUN).exists():  # before, its synthetic text may be replaced
+            config = with_synthetic_text(config)
+        preparation = Preparation(config, self.stop)
         self.ranks.on_rank_0(partial(self._begin_run, preparation))
         if records := synthesize(self.config, self.run, self.stop, self.ranks):
             preparation = Preparation(with_synthetic_text(self.config), self.stop)
