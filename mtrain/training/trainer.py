@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mtrain.data.augment import Augmenter
-from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches
+from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches, lengths_of
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.runs import layout
 from mtrain.runtime import files
@@ -147,12 +147,9 @@ class Trainer:
         )
         if timed and planned:
             largest = max(planned, key=lambda batch: len(batch.indices))
-            lengths = [
-                self.prepared.store.lengths_of(row, row + 1) for row in largest.indices.tolist()
-            ]
+            lengths = lengths_of(map(self.prepared.store.pair, largest.indices.tolist()))
             remaining = self.config.train.max_steps - step
-            sizes = np.concatenate(lengths) + 1
-            forecast.add_time(sizes, remaining, self.stop.check)
+            forecast.add_time(lengths, remaining, self.stop.check)
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
