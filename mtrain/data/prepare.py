@@ -69,8 +69,8 @@ def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:
     """Return the config without `train.init_from`, and a warning, if that model does not exist yet
     and the run has not started.
     """
-    init_from = config.train.init_from
-    if not init_from or os.path.exists(init_from) or (Path(config.run_dir) / layout.RUN).exists():
+    init_from, run = config.train.init_from, RunDirectory(Path(config.run_dir))
+    if not init_from or os.path.exists(init_from) or run.has_begun:
         return config, []
     train = config.train.model_copy(update={"init_from": None})
     warning = f"train.init_from: {init_from} does not exist yet and is ignored here"

@@ -22,14 +22,13 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
     """
     settings = config.tokenizer
     init_from = config.train.init_from if config.train.init_vocabulary == "theirs" else None
-    of_run = RunDirectory(Path(config.run_dir)).tokenizer
-    has_begun = (Path(config.run_dir) / layout.RUN).exists()
-    keys = MATCHED_KEYS if has_begun else MATCHED_KEYS | NEW_MATCHED_KEYS
+    run = RunDirectory(Path(config.run_dir))
+    keys = MATCHED_KEYS if run.has_begun else MATCHED_KEYS | NEW_MATCHED_KEYS
     if settings.path:
         keys = {"path"}
     other = "a vocabulary trained with it in tokenizer.user_symbols"
-    if of_run.exists():
-        file = of_run
+    if run.tokenizer.exists():
+        file = run.tokenizer
         tokenizer = _load_of_run(file)
         if init_from is None:
             advice = "restore the settings that it was made with, or choose another run_dir"
@@ -104,7 +103,7 @@ def _check_symbols(tokenizer: Tokenizer, file: Path, config: Config, other: str)
     """
     corpora = config.data.corpora.items()
     symbols = [(f"{key}.tag", corpus.tag) for key, corpus in corpora if corpus.tag]
-    if not (Path(config.run_dir) / layout.RUN).exists():  # older runs lack this check
+    if not RunDirectory(Path(config.run_dir)).has_begun:  # older runs lack this check
         symbols += [("tokenizer.user_symbols", each) for each in config.tokenizer.user_symbols]
     for key, symbol in symbols:
         if symbol not in tokenizer.user_symbols:

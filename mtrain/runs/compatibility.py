@@ -46,7 +46,7 @@ def refuse_foreign_directory(run: RunDirectory, config_file: Path | None) -> Non
             f"{config_file}: mtrain replaces this file by its own {settings.name}; "
             f"move your config out of {run.path}, or rename it"
         )
-    if (run.path / layout.RUN).exists():
+    if run.has_begun:
         return
     allowed = list(HARMLESS)
     if (run.path / layout.LOCK).exists():  # left by a start that ended early

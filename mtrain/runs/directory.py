@@ -66,6 +66,11 @@ class RunDirectory:
         return self.path / layout.TOKENIZER
 
     @property
+    def has_begun(self) -> bool:
+        """Whether `run.json` has recorded the text and settings that the run keeps."""
+        return (self.path / layout.RUN).exists()
+
+    @property
     def last_step(self) -> int:
         """The step of the last complete checkpoint; 0 without one."""
         return layout.last_step(layout.complete_checkpoints(self.checkpoints))

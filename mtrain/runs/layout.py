@@ -63,14 +63,14 @@ def is_prepared(path: Path) -> bool:
     return any((path / name).exists() for name in (LOCK, TOKENIZER))
 
 
-def has_begun(path: Path) -> bool:
+def has_training_files(path: Path) -> bool:
     """Whether a directory has an item that the training of a run writes."""
     return any(os.path.lexists(path / name) for name in (RUN, CHECKPOINTS))
 
 
 def refuse_prepared(path: Path) -> None:
     """Raise `UserError` for the directory of a run whose training has not begun."""
-    if is_prepared(path) and not has_begun(path):
+    if is_prepared(path) and not has_training_files(path):
         raise UserError(f"{path}: nothing has been trained yet; run mtrain train")
 
 

@@ -44,7 +44,7 @@ def verify(path: Path) -> Iterator[Finding]:
     if (path / manifest.NAME).exists():
         yield from _checkpoint(path.resolve(), path.resolve().name, None)
         return
-    has_begun = layout.has_begun(path)
+    has_begun = layout.has_training_files(path)
     if not has_begun and not os.path.lexists(path / layout.STATUS):
         layout.refuse_prepared(path)
         raise UserError(f"{path}: not a run directory: it holds no run.json; give a run directory")

@@ -151,7 +151,7 @@ class Job:
             available = without_missing_text(self.config, self.stop, timed=True)
             preparation = Preparation(available, self.stop)
             compatibility.check_data(self.run, preparation.fingerprints)
-            if not (self.run.path / layout.RUN).exists():
+            if not self.run.has_begun:
                 refuse_worthless_text(preparation)
             prepared = preparation.prepared
             compatibility.check_data(self.run, prepared.fingerprints)
@@ -208,7 +208,7 @@ class Job:
 
     def _record_refusal(self, error: RefusedError) -> None:
         """Record a refusal from before locking, if the directory has a run that no process uses."""
-        if not self.ranks.is_rank_0 or not (self.run.path / layout.RUN).exists():
+        if not self.ranks.is_rank_0 or not self.run.has_begun:
             return
         if self.run.launch:
             self.run.launch.is_over = True
@@ -251,7 +251,7 @@ class Job:
 
     def _begin_run(self, preparation: Preparation) -> None:
         """Begin a new run and check its text, before synthetic text is made, which takes hours."""
-        if not (self.run.path / layout.RUN).exists():
+        if not self.run.has_begun:
             self._begin()
             existing_vocabulary(self.config)  # refuses one that does not fit
             compatibility.check_data(self.run, preparation.fingerprints)
@@ -279,7 +279,7 @@ class Job:
         the records of synthetic text.
         """
         config = self.config
-        if (self.run.path / layout.RUN).exists():  # before, its synthetic text may be replaced
+        if self.run.has_begun:  # until then, its synthetic text may be replaced
             config = with_synthetic_text(config)
         preparation = Preparation(config, self.stop)
         self.ranks.on_rank_0(partial(self._begin_run, preparation))
