@@ -76,9 +76,14 @@ def stream(text: str, *names: str) -> Any:
     return value("FILE", text, *names, parser=as_path_text)
 
 
-def path(metavar: str, text: str, **more: Any) -> Any:
+def path(metavar: str, text: str) -> Any:
     """Return a positional argument for a path."""
-    return typer.Argument(help=text, metavar=metavar, parser=as_path, **more)
+    return typer.Argument(help=text, metavar=metavar, parser=as_path)
+
+
+def run(text: str) -> Any:
+    """Return the positional argument for a run."""
+    return typer.Argument(help=text, metavar="RUN", parser=as_path, autocompletion=completion.runs)
 
 
 def choice(text: str, **more: Any) -> Any:
@@ -187,18 +192,11 @@ TimeLimit = Annotated[
     str | None,
     value("TIME", "Save and stop after a time such as `3h30m`, or seconds (exit code 75)."),
 ]
-Run = Annotated[Path | None, path("RUN", MODEL, autocompletion=completion.runs)]
-RunDirectory = Annotated[Path | None, path("RUN", "Run directory.", autocompletion=completion.runs)]
+Run = Annotated[Path | None, run(MODEL)]
+RunDirectory = Annotated[Path | None, run("Run directory.")]
+RunOrCheckpoint = Annotated[Path | None, run("Run or checkpoint directory.")]
 RunOrVocabulary = Annotated[
-    Path | None,
-    path(
-        "RUN",
-        "Run or checkpoint directory, or a SentencePiece model.",
-        autocompletion=completion.runs,
-    ),
-]
-RunOrCheckpoint = Annotated[
-    Path | None, path("RUN", "Run or checkpoint directory.", autocompletion=completion.runs)
+    Path | None, run("Run or checkpoint directory, or a SentencePiece model.")
 ]
 Model = Annotated[list[Path] | None, model("The same as RUN.")]
 Models = Annotated[
