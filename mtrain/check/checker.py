@@ -121,9 +121,9 @@ class Checker:
                 by_languages[part.findings.languages].append(part)
             with self.stop.at_once():
                 self.profile = Profile(self.sample)
-                for languages, parts in by_languages.items():
+                for parts in by_languages.values():
                     own_profile = self.profile if len(by_languages) == 1 else Profile(parts)
-                    own_profile.report_corpora(self.config.data, languages)
+                    own_profile.report_corpora(self.config.data)
                 self._find_odd_parts()
             scored = self._check_sets()
             self._check_train(scored, Duplicates(folder, train_pairs))

@@ -258,25 +258,28 @@ class Profile:
             return common
         return own | (common & {"LATIN"})
 
-    def report_corpora(self, data: DataConfig, languages: tuple[str, str]) -> None:
-        """Report corpora of the sample with unrelated or swapped sides, or in other languages."""
+    def report_corpora(self, data: DataConfig) -> None:
+        """Report corpora of the sample, which have the same languages, with unrelated or swapped
+        sides, or in other languages.
+        """
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             rows = Chunk.join(corpus, list(group))
             self._find_unrelated(rows)
             report_whole_text(rows, data)
             if not corpus.has("turned"):
                 for side in (0, 1):
-                    if text := _language_fault(rows, side, languages):
+                    if text := _language_fault(rows, side):
                         corpus.add_message("language", text)
         if not any(part.findings.has("turned") for part in self.sample):
-            self._find_wrong_scripts(languages)
+            self._find_wrong_scripts()
 
-    def _find_wrong_scripts(self, languages: tuple[str, str]) -> None:
+    def _find_wrong_scripts(self) -> None:
         """Report sides of the sample of which most letters are in no script of their language, or,
         in Japanese, nearly all are Han.
         """
-        for side, (language, letters) in enumerate(zip(languages, self.letters, strict=True)):
-            own = scripts_of(language)
+        corpus = self.sample[0].findings
+        for side, language in enumerate(corpus.languages):
+            own, letters = scripts_of(language), self.letters[side]
             own_letters = sum(letters[script] for script in own)
             key, text, advice = ("src", "tgt")[side], ("source", "target")[side], ""
             if own and own_letters < 0.5 * letters.total():
@@ -289,7 +292,7 @@ class Profile:
                 fault = f"the {text} has hardly any Hiragana or Katakana"
             else:
                 continue
-            self.sample[0].findings.add_message(
+            corpus.add_message(
                 "language",
                 f"data.{key}_lang is {language}, but {fault}: is this the right file?{advice}",
             )
@@ -313,10 +316,11 @@ class Profile:
             rows.findings.add_message("unrelated", NO_WORDS)
 
 
-def _language_fault(rows: Chunk, side: int, languages: tuple[str, str]) -> str:
+def _language_fault(rows: Chunk, side: int) -> str:
     """Return a message if the texts of a side are not in its language; else an empty text."""
     texts, others = rows.texts[side], rows.texts[1 - side]
-    name, language = ("sources", "targets")[side], languages[side]
+    name, languages = ("sources", "targets")[side], rows.findings.languages
+    language = languages[side]
     if found := other_language(texts, language):
         return f"the language of the {name} is given as {language}, but they look like {found}"
     if lacks_frequent_words(texts, others, language, languages[1 - side]):
