@@ -35,6 +35,7 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 MicroBatches = Annotated[int, Field(ge=1, le=1 << 16)]
 PositiveNumber = Annotated[float, Field(gt=0)]
+Metric = Literal["bleu", "chrf", "nll", "command"]
 Script = Annotated[Word, AfterValidator(known_script)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")]
 
@@ -274,7 +275,7 @@ class TrainConfig(Section):
     """number of newest checkpoints to keep, in addition to the best; at least average_last"""
     patience: NotNegative = 10
     """stop after this many validations without a better score; 0: off"""
-    metric: Literal["bleu", "chrf", "nll", "command"] = "bleu"
+    metric: Metric = "bleu"
     """score that chooses the best model: bleu, chrf, nll or command (train --metric-command)"""
     average_last: NotNegative = 5
     """number of newest checkpoints that are averaged at the end; 0 or 1: none"""

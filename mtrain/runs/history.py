@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, FiniteFloat
 
-from mtrain.config.schema import FileName, TrainConfig
+from mtrain.config.schema import FileName, Metric, TrainConfig
 from mtrain.runs.layout import step_name
-from mtrain.runs.records import CheckpointName, Count, Metric, Score, with_fields_of
+from mtrain.runs.records import CheckpointName, Count, Score, with_fields_of
 
 MIN_BLEU = 1.0  # lower BLEU differs by chance, NLL does not
 

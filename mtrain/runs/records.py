@@ -26,7 +26,6 @@ Number = Annotated[int, Field(ge=-(1 << 53), le=1 << 53)] | float
 Score = Annotated[FiniteFloat, Field(ge=0, le=101)]  # at most 100, and some rounding
 CheckpointName = Annotated[str, Field(pattern=rf"^({AVERAGE}|{STEP.pattern})\z")]
 ExitCode = Annotated[int, Field(ge=0, le=255)]
-Metric = Literal["bleu", "chrf", "nll", "command"]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrain.config.schema import TrainConfig
+from mtrain.config.schema import Metric, TrainConfig
 from mtrain.runs.history import Entry, History
 from mtrain.runs.layout import step_name
-from mtrain.runs.records import Metric
 from mtrain.runtime.json_reader import read_json
 
 
