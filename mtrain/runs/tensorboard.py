@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrain.config.schema import Config
+from mtrain.runs import layout
 from mtrain.runtime import files
 from mtrain.runtime.errors import MissingExtraError
 
@@ -20,7 +21,7 @@ def board_of(config: Config) -> "TensorBoard | None":
         import tensorboard  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("train.tensorboard: true", "tensorboard", error) from None
-    return TensorBoard(Path(config.run_dir) / "tensorboard")
+    return TensorBoard(Path(config.run_dir) / layout.TENSORBOARD)
 
 
 class TensorBoard:
