@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mtrain.cli.options import CONFIG, RUN, as_option, as_path
+from mtrain.cli.options import as_option, as_path
 from mtrain.cli.streams import as_text
 from mtrain.runtime import log
 from mtrain.runtime.errors import RefusedError
@@ -24,29 +24,35 @@ SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt,
 RUN_DIRECTORY, RUN_OR_CHECKPOINT = "run directory", "run or checkpoint directory"
 
 
-def argument_or_option(
-    argument: Path | None, option: list[Path] | None, name: str, kind: str = RUN_OR_CHECKPOINT
-) -> Path:
-    """Return the only path that is given, as an argument or by the option `name`; raises
-    `RefusedError` if there is none or more than one.
+def config_path(argument: Path | None, option: list[Path] | None) -> Path:
+    """Return the only config that is given, as an argument or by its option; raises `RefusedError`
+    if there is none or more than one.
     """
+    return _only_path(argument, option, "-c/--config", "config")
+
+
+def run_or_checkpoint(argument: Path | None, option: list[Path] | None) -> Path:
+    """Return the only run or checkpoint directory that is given; raises as `config_path` does."""
+    return _only_path(argument, option, "-m/--model", RUN_OR_CHECKPOINT)
+
+
+def run_directory(argument: Path | None, option: list[Path] | None) -> Path:
+    """Return the only run directory that is given; raises as `config_path` does, and `UserError` if
+    it does not exist.
+    """
+    run = _only_path(argument, option, "-m/--model", RUN_DIRECTORY)
+    require_models(run, kind=RUN_DIRECTORY)
+    return run
+
+
+def _only_path(argument: Path | None, option: list[Path] | None, name: str, what: str) -> Path:
     given = [path for path in (argument, *(option or [])) if path is not None]
     if len(given) > 1:
         paths = ", ".join(map(str, given))
         raise RefusedError(f"{name}: only one path can be given, not {paths}; leave out the others")
     if not given:
-        what = "config" if name == CONFIG else kind
         raise RefusedError(f"no {what} is given; give it as the first argument or with {name}")
     return given[0]
-
-
-def run_directory(argument: Path | None, option: list[Path] | None) -> Path:
-    """Return the only run directory that is given; raises `RefusedError` if there is none or more
-    than one, `UserError` if it does not exist.
-    """
-    run = argument_or_option(argument, option, RUN, RUN_DIRECTORY)
-    require_models(run, kind=RUN_DIRECTORY)
-    return run
 
 
 def require_models(*paths: Path, kind: str = RUN_OR_CHECKPOINT) -> None:
@@ -69,7 +75,7 @@ def run_and_texts(
     words = words or []
     if not models:
         run = as_path(words[0]) if words else None
-        models = [argument_or_option(run, None, RUN)]
+        models = [run_or_checkpoint(run, None)]
         words = words[1:]
     for word in words:
         with suppress(OSError, ValueError):  # a sentence may be longer than any file name

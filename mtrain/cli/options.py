@@ -173,7 +173,6 @@ def _refuse_settings(names: list[str]) -> None:
 
 
 ONCE = ("FILE", "DIR", "SET")  # values of options of which only the last would be used
-CONFIG, RUN = "-c/--config", "-m/--model"  # options that a positional argument can replace
 MODEL = "Run directory (its best model is used) or checkpoint directory."
 ConfigFile = Annotated[Path | None, path("FILE", "Config of the run, in YAML.")]
 Config = Annotated[list[Path] | None, file("The same as FILE.", "--config", "-c")]

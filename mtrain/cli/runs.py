@@ -63,7 +63,7 @@ def verify(
 
     Example: `mtrain verify runs/NAME`
     """
-    run = opening.argument_or_option(run, model, options.RUN)
+    run = opening.run_or_checkpoint(run, model)
     from mtrain.runs import verify as verifying
 
     findings = []
@@ -142,7 +142,7 @@ def export(
 
     Example: `mtrain export runs/NAME --to ctranslate2 -o served`
     """
-    run = opening.argument_or_option(run, model, options.RUN)
+    run = opening.run_or_checkpoint(run, model)
     opening.require_models(run)
     from mtrain.export import convert as exporting
     from mtrain.runs.layout import refuse_run_files

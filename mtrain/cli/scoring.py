@@ -42,7 +42,7 @@ def evaluate(
 
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
-    model = model if run is None else [opening.argument_or_option(run, model, options.RUN)]
+    model = model if run is None else [opening.run_or_checkpoint(run, model)]
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
     from mtrain.scoring.notes import find_faults
@@ -218,7 +218,7 @@ def score(
     Example: `mtrain score -m runs/NAME -s src.txt -t tgt.txt`
     """
     if run is not None or not model:
-        model = [opening.argument_or_option(run, model, options.RUN)]
+        model = [opening.run_or_checkpoint(run, model)]
     opening.require_models(*model)
     refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams

@@ -40,7 +40,7 @@ def show(
 
     Example: `mtrain config show en-de.yaml --set train.max_steps=9`
     """
-    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.config_path(config_file, config)
     from mtrain.config.loading import load_config
     from mtrain.config.schema import dump_config
 

@@ -40,7 +40,7 @@ def train(
 
     Example: `mtrain train en-de.yaml`
     """
-    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.config_path(config_file, config)
     if json_ and not dry_run:
         raise RefusedError("--json: needs --dry-run; a run keeps its records in metrics.jsonl")
     if metric_timeout is not None and metric_command is None:
@@ -211,7 +211,7 @@ def check(
 
     Example: `mtrain check en-de.yaml`
     """
-    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.config_path(config_file, config)
     settings, stop = opening.begin_job(config_path, set_)
     from mtrain.check.diagnosis import diagnose
     from mtrain.check.findings import ERROR
@@ -240,7 +240,7 @@ def data_build(
 
     Example: `mtrain data build en-de.yaml`
     """
-    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.config_path(config_file, config)
     settings, stop = opening.begin_job(config_path, set_, time_limit)
     from mtrain.training.job import build_data
 
@@ -254,7 +254,7 @@ def tokenizer_train(
 
     Example: `mtrain tokenizer train en-de.yaml`
     """
-    config_path = opening.argument_or_option(config_file, config, options.CONFIG)
+    config_path = opening.config_path(config_file, config)
     from mtrain.config.loading import load_config
 
     settings = load_config(config_path, set_)

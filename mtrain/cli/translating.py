@@ -193,7 +193,7 @@ def tokenizer_encode(run: options.RunOrVocabulary = None, model: options.Model =
 
     Example: `mtrain tokenizer encode -m runs/NAME < in.txt`
     """
-    _convert(opening.argument_or_option(run, model, options.RUN), to_pieces=True)
+    _convert(opening.run_or_checkpoint(run, model), to_pieces=True)
 
 
 def tokenizer_decode(run: options.RunOrVocabulary = None, model: options.Model = None) -> None:
@@ -201,7 +201,7 @@ def tokenizer_decode(run: options.RunOrVocabulary = None, model: options.Model =
 
     Example: `mtrain tokenizer decode -m runs/NAME < pieces.txt`
     """
-    _convert(opening.argument_or_option(run, model, options.RUN), to_pieces=False)
+    _convert(opening.run_or_checkpoint(run, model), to_pieces=False)
 
 
 def _convert(model: Path, *, to_pieces: bool) -> None:
