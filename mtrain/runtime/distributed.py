@@ -29,12 +29,12 @@ from mtrain.runtime.device import pick_device
 from mtrain.runtime.errors import RefusedError, StoppedError, UserError, as_user_error, first_line
 from mtrain.runtime.json_reader import adapter_of
 from mtrain.runtime.log import logger
+from mtrain.runtime.stop import Request
 
 START_TIMEOUT = timedelta(minutes=5)
 GLOO_TIMEOUT = timedelta(days=7)  # rank 0 may prepare text for days
 NCCL_TIMEOUT = timedelta(minutes=5)  # of sums on GPUs
 
-Request = tuple[str, int]  # reason and exit code of a stop
 T = TypeVar("T")
 
 

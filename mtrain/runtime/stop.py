@@ -32,6 +32,7 @@ EXIT_CODES: dict[int, int] = {
 # process and to its group, and a launcher may forward one that all processes of a job get.
 SAME_REQUEST = 0.1
 
+Request = tuple[str, int]  # reason and exit code of a stop
 TIME_LIMIT = "time limit"  # a reason to stop
 UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}  # of durations, in seconds
 
@@ -78,7 +79,7 @@ class Stop:
             self.check()
 
     @property
-    def request(self) -> tuple[str, int] | None:
+    def request(self) -> Request | None:
         """The reason to stop and its exit code, or None."""
         if self.received is not None:
             return self.received.name, EXIT_CODES[self.received]

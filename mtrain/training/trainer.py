@@ -24,10 +24,9 @@ from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.runs import layout
 from mtrain.runtime import files
 from mtrain.runtime.device import out_of_memory_as
-from mtrain.runtime.distributed import Request
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.log import logger, progress_bar
-from mtrain.runtime.stop import format_duration, stop_error
+from mtrain.runtime.stop import Request, format_duration, stop_error
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
 from mtrain.training.plan import make_forecast, warnings_of
