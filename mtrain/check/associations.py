@@ -22,7 +22,7 @@ MIN_SHARED_PAIRS = 3  # pairs that contain both of two associated words
 # Associated words: pairs that contain both, as a multiple of chance, and their evidence in nats.
 MIN_RATIO, MIN_GAIN = 3.0, 8.0
 TABLE_BITS = 25  # the hash table has 2^25 slots: 32 MB
-CHUNK = 1 << 22  # word pairs in a chunk
+CHUNK = 1 << 17  # word pairs in a chunk: their arrays fit into the cache
 PRIOR_COUNT = 4.0  # occurrences at the mean rate, added to those of each word
 UNRELATED_SHIFT = 37  # lines; after this shift of a side, no pair is a translation
 MAX_FOR, MAX_AGAINST = 4.0, 3.0  # nats that one word may contribute for and against a pair
