@@ -68,9 +68,10 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
+        if device.type != "cuda":  # wait for the copy: MPS would read a batch that is freed by then
+            return Batch(*(part.to(device) for part in self))
         # a copy from pinned memory does not wait for the work that is queued on the GPU
-        parts = [part.pin_memory() if device.type == "cuda" else part for part in self]
-        return Batch(*(part.to(device, non_blocking=True) for part in parts))
+        return Batch(*(part.pin_memory().to(device, non_blocking=True) for part in self))
 
 
 class Layout(NamedTuple):

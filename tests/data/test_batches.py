@@ -21,6 +21,7 @@ from conftest import made_up_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
 from mtrain.config.schema import FilterConfig
 from mtrain.corpus.readers import Pair
@@ -107,6 +108,22 @@ def test_a_batch_by_hand() -> None:
     assert batch.positions.tolist() == [0, 1, 3, 4, 5, 6]
     assert batch.targets.tolist() == [8, 3, 10, 0, 3, 3]
     assert batch.num_tokens == 6
+
+
+def test_only_cuda_copies_a_batch_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPS would read the memory of a batch that is freed meanwhile (pytorch issue 189690)."""
+    copies = set[tuple[str, bool]]()
+
+    def to(tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+        copies.add((device.type, non_blocking))
+        return tensor
+
+    batch = collate([(np.array([5]), np.array([6]))], IDS)
+    monkeypatch.setattr(Tensor, "to", to)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    for kind in ("cpu", "cuda", "mps"):
+        batch.to(torch.device(kind))
+    assert copies == {("cpu", False), ("cuda", True), ("mps", False)}
 
 
 def test_padded_sequences_end_in_eos_or_start_with_bos() -> None:
