@@ -387,22 +387,23 @@ def _measure_step(
         config = config.model_copy(update={"train": plain})
         learner = Learner(config, vocab_size, IDS, Ranks(), Blocks(blocks.largest))
         learner.warm_up()
-        has_gpu = learner.device.type == "cuda"
+        is_cpu = learner.device.type == "cpu"
         ids = np.random.default_rng(1).integers(IDS.eos + 1, vocab_size, lengths.max())
         pairs = [(ids[: src - 1], ids[: tgt - 1]) for src, tgt in lengths.tolist()]
         widths = learner.machine.row_widths(config)
         batch = collate(pairs, IDS, next((w for w in widths if w >= lengths.max()), 0))
         rows = len(batch.src)
         width = max(batch.src.shape[1], batch.tgt_in.shape[1])
-        max_rows = rows if has_gpu else max(1, int(MAX_OPERATIONS / (6 * parameters * width)))
+        max_rows = max(1, int(MAX_OPERATIONS / (6 * parameters * width))) if is_cpu else rows
         batch = batch.part(0, min(rows, max_rows))
-        copies = 1 if has_gpu else learner.machine.workers  # one for each thread
+        copies = learner.machine.workers if is_cpu else 1  # one for each thread
         seeded = [(batch, lambda index: index)] * copies  # with any seeds
         seconds = _seconds(learner, partial(learner.sum_gradients, seeded, copies))
         seconds *= rows / len(batch.src) / copies
         update = _seconds(learner, partial(learner.optimizer.update, 0.0, 1, 1.0))
-    # includes the memory of CUDA graphs
-    memory = torch.cuda.max_memory_reserved(learner.device) if has_gpu else None
+    memory = None
+    if learner.device.type == "cuda":  # includes the memory of CUDA graphs
+        memory = torch.cuda.max_memory_reserved(learner.device)
     return blocks.largest * seconds + update, memory
 
 
@@ -413,6 +414,5 @@ def _seconds(learner: Learner, work: Callable[[], object]) -> float:
     for _ in range(2):
         started = time.perf_counter()
         work()
-        if learner.device.type == "cuda":
-            torch.cuda.synchronize(learner.device)
+        learner.optimizer.losses.tolist()  # waits for a GPU
     return time.perf_counter() - started

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import MEASURE_HERE, TinyConfig, run_mtrain
 
 from mtrain.config.loading import load_config
@@ -21,11 +22,11 @@ from mtrain.data.batches import pack_by_tokens
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runtime.distributed import Ranks
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import EXIT_TERMINATED, StoppedError, UserError
 from mtrain.runtime.workers import map_tasks
 from mtrain.training import plan
-from mtrain.training.gradients import Blocks
-from mtrain.training.learner import Learner
+from mtrain.training.gradients import Blocks, SequentialGradients, Sums
+from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.plan import (
     IDS,
     disk_warning,
@@ -92,6 +93,28 @@ def test_muon_has_one_moment_for_each_value_of_the_layers_matrices(
     assert adam > muon
     assert adam_state - muon_state == 4 * (adam - muon)
     assert adam_disk - muon_disk == 3 * 4 * (adam - muon)
+
+
+def test_a_moving_average_is_another_copy_of_the_weights(tiny_config: TinyConfig) -> None:
+    """In memory, and in the three checkpoints from which a run can be resumed."""
+    plain, averaged = (
+        make_forecast(
+            load(tiny_config, **{"train.ema_decay": decay}), Ranks(), Blocks(1), 320, 500, 40, 200.0
+        ).numbers
+        for decay in (None, 0.9)
+    )
+    weights = 4 * plain["parameters"]
+    assert averaged["state_bytes"] - plain["state_bytes"] == weights
+    assert averaged["disk_bytes"] - plain["disk_bytes"] == 3 * weights
+    assert averaged["checkpoint_bytes"] == plain["checkpoint_bytes"]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 5, 8])
+def test_the_sums_of_a_gpu_are_counted(tiny_config: TinyConfig, micro_batches: int) -> None:
+    machine = MachineSettings("cuda", 8, "bf16", compile=False)
+    held = SequentialGradients(lambda *_: None, Sums([torch.zeros(1)], 2), micro_batches)
+    counted = plan._num_sums(machine, Blocks(micro_batches), load(tiny_config).train)
+    assert counted == len({held.latest, *held.stored})
 
 
 def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
@@ -170,6 +193,36 @@ def test_the_sums_of_a_timed_step_suffice(
     assert (seconds > 0, memory) == (True, None)
 
 
+class _OnMps(Learner):
+    """A learner that takes the CPU for a GPU without CUDA."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.device = torch.device("mps")
+        compute = partial(self._compute_slice, self.model, torch.default_generator)
+        largest = arguments[-1].largest
+        self.gradients = SequentialGradients(compute, self.optimizer.sums, largest)
+
+
+def test_a_gpu_is_timed_by_one_whole_micro_batch(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of threads of the CPU does not matter."""
+    measured, given, sum_up = list[Any](), list[Any](), Learner.sum_gradients
+
+    def noted(self: Learner, batches: Any, count: int) -> None:
+        given.append((len(batches[0][0].src), count))
+        sum_up(self, batches, count)
+
+    monkeypatch.setattr(plan, "Learner", _OnMps)
+    monkeypatch.setattr(Learner, "sum_gradients", noted)
+    config = load(tiny_config, **{"train.threads": 4, "train.max_tokens": 4096})
+    for size in (1, 3):
+        measured.append(plan._measure_step(config, Blocks(size), 320, 10**8, LENGTHS[:50] + 1))
+    assert [(seconds > 0, memory) for seconds, memory in measured] == [(True, None)] * 2
+    assert given == [(50, 1)] * 4
+
+
 def _dying(*_: object) -> None:
     os._exit(9)
 
@@ -182,6 +235,14 @@ def test_why_nothing_was_timed_is_reported(
     found = forecast_from_sample(load(tiny_config), 320, 1000, LENGTHS, 1000.0)
     assert found.lines[-1] == f"time: not measured: {plan.WORKER_DIED}"
     assert found.numbers["step_seconds"] is None
+
+
+def test_a_request_to_stop_ends_the_measuring(tiny_config: TinyConfig) -> None:
+    def stop() -> None:
+        raise StoppedError("stopped by SIGTERM", EXIT_TERMINATED)
+
+    with pytest.raises(StoppedError, match="SIGTERM"):
+        forecast_from_sample(load(tiny_config), 320, 1000, LENGTHS, 1000.0, check_stop=stop)
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
@@ -215,6 +276,24 @@ def test_likely_mistakes_are_warned_of(
         assert bool(re.search(message, warnings)) == expected
         assert found.numbers["peak_step"] <= config.train.max_steps
         assert bool(warnings) == expected
+
+
+def test_the_threads_of_all_processes_of_a_machine_share_its_cores(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "available_threads", lambda: 8)
+    config = load(tiny_config, **{"train.threads": 3})
+    for processes, advice in ((1, None), (2, None), (3, 2), (9, 1)):
+        ranks = Ranks(size=processes, local_size=processes)
+        found = make_forecast(config, ranks, Blocks(9, processes), 320, 500, 40, 200.0)
+        warned = [text for text in found.warnings() if text.startswith("train.threads: ")]
+        assert len(warned) == (advice is not None)
+        for text in warned:
+            assert text.startswith(f"train.threads: {3 * processes} are more than the cores")
+            assert "may be used (8), which is slow; use a machine with more cores, or" in text
+            assert text.endswith(f" train.threads: {advice} in a new run")
+    on_gpu = MachineSettings("cuda", 99, "bf16", compile=False)
+    assert plan._thread_warning(on_gpu, Ranks()) is None  # where they compute next to nothing
 
 
 @pytest.mark.parametrize(
