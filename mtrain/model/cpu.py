@@ -18,6 +18,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, partial
 from itertools import chain
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -98,7 +99,7 @@ class RowAttention(Attention):
 
     def forward(self, x: Tensor, memory: Tensor | None, bias: Tensor) -> Tensor:
         """Attend from x to `memory`, or to x itself if that is None: (R, D), (M, D) -> (R, D)."""
-        if self.recorded is not None:  # only the plain attention records its weights
+        if self.recorded and get_ident() in self.recorded:  # only the plain attention records
             B, _, T, S = bias.shape
             keys = None if memory is None else _as_batch(memory, B, S)
             return _as_rows(super().forward(_as_batch(x, B, T), keys, bias == 0))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from threading import get_ident
 from typing import NamedTuple
 
 import torch
@@ -74,7 +75,7 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head attention (section 3.2.2). Weights are appended to `recorded` if it is a list."""
+    """Multi-head attention (section 3.2.2). `recorded` maps threads to lists for the weights."""
 
     def __init__(self, shape: Shape, rates: Dropout) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class Attention(nn.Module):
         # W^Q, W^K and W^V of all heads, stacked in rows: one product for self-attention
         self.project_in = nn.Linear(shape.d_model, 3 * shape.d_model)
         self.project_out = nn.Linear(shape.d_model, shape.d_model)  # W^O
-        self.recorded: list[Tensor] | None = None
+        self.recorded: dict[int, list[Tensor]] = {}
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
         """Attend from x to `memory` (None: to x itself): (B, T, D), (B, S, D) -> (B, T, D). `mask`,
@@ -92,8 +93,8 @@ class Attention(nn.Module):
             q, k, v = self.heads(self.project(x, 0, 3))
         else:
             (q,), (k, v) = self.heads(self.project(x, 0, 1)), self.heads(self.project(memory, 1, 3))
-        if self.recorded is not None:
-            self.recorded.append(attention_weights(q, k, mask))
+        if self.recorded and get_ident() in self.recorded:
+            self.recorded[get_ident()].append(attention_weights(q, k, mask))
         heads = attend(q, k, v, mask, self.rate if self.training else 0.0)
         out: Tensor = self.project_out(heads.transpose(1, 2).flatten(2))
         return out
@@ -376,12 +377,12 @@ class Transformer(nn.Module):
         maps: dict[str, list[Tensor]] = {name: [] for name in groups}
         for name, modules in groups.items():
             for module in modules:
-                module.recorded = maps[name]
+                module.recorded[get_ident()] = maps[name]
         try:
             self.hidden(src, tgt_in)
         finally:
             for module in chain(*groups.values()):
-                module.recorded = None
+                del module.recorded[get_ident()]
         return maps
 
     def embed(
@@ -439,11 +440,10 @@ def _initialize(model: Transformer) -> None:
     if model.output.weight.is_meta:  # no values yet: operations there would load torch's compiler
         return
     _fill_sinusoids(model)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    for linear in (m for m in model.modules() if isinstance(m, nn.Linear)):
+        nn.init.xavier_uniform_(linear.weight)
+        if linear.bias is not None:
+            nn.init.zeros_(linear.bias)
     # embeddings are multiplied by sqrt(D), so this deviation gives them a variance of 1
     for embedding in (m for m in model.modules() if isinstance(m, nn.Embedding)):
         nn.init.normal_(embedding.weight, std=model.shape.d_model**-0.5)

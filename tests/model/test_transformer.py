@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import get_ident
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from torch import Tensor, nn
 
 from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import (
+    VOCABULARY_MATRICES,
     Attention,
     DecoderLayer,
     Dropout,
@@ -74,9 +78,9 @@ def run_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return output and weights; to record the weights must not change the output."""
     plain = layer(x, memory, mask)
-    layer.recorded = []
+    layer.recorded[get_ident()] = []
     assert_close(layer(x, memory, mask), plain)
-    return plain, layer.recorded[0]
+    return plain, layer.recorded[get_ident()][0]
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["causal", "padded source"])
@@ -214,6 +218,17 @@ def test_learned_positions_are_scaled_as_embeddings_are() -> None:
     assert_close(model.embed(ids, model.tgt_embedding, model.tgt_positions), expected)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+@torch.no_grad()
+def test_the_position_of_a_token_remains_where_its_embedding_is_left_out(positions: str) -> None:
+    model = random_model(positions=positions)
+    ids, kept = random_ids(2, 5), torch.tensor([[1.0, 0, 1, 1, 0], [0, 0, 1, 1, 1]])
+    arguments = model.tgt_embedding, model.tgt_positions
+    places = model.positions(model.tgt_positions, 0, 5)
+    expected = torch.where(kept[..., None] > 0, model.embed(ids, *arguments), places)
+    assert_close(model.embed(ids, *arguments, kept), expected)
+
+
 def test_learned_positions_end_with_an_error() -> None:
     model = random_model(positions="learned", max_positions=8)
     model(random_ids(1, 8), random_ids(1, 8))
@@ -318,7 +333,33 @@ def test_attention_maps_are_distributions_over_visible_positions(kind: type[Tran
         assert layer[1, :, :, :4].min() > 0
     for layer in maps["decoder"]:
         assert layer.triu(1).abs().max() == 0
-    assert not any(isinstance(m, Attention) and m.recorded is not None for m in model.modules())
+    with pytest.raises(IndexError):  # ends in the middle of the decoder
+        model.attention_maps(src, tgt_in + 23)
+    assert not any(isinstance(m, Attention) and m.recorded for m in model.modules())
+
+
+@KINDS
+@torch.no_grad()
+def test_other_threads_that_use_a_model_change_no_attention_maps(
+    kind: type[Transformer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One scores, and one wants other maps, between encoder and decoder."""
+    model = random_model(kind=kind)
+    src, tgt_in = random_ids(2, 6), random_ids(2, 5, seed=2)
+    others = random_ids(3, 7, seed=3), random_ids(3, 4, seed=4)
+    expected = [model.attention_maps(src, tgt_in), model.attention_maps(*others)]
+    decode, found = model.decode, list[Any]()
+
+    def disturbed(*arguments: Any) -> Tensor:
+        monkeypatch.setattr(model, "decode", decode)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model.hidden, *others).result()
+            found.append(pool.submit(model.attention_maps, *others).result())
+        return decode(*arguments)
+
+    monkeypatch.setattr(model, "decode", disturbed)
+    found.insert(0, model.attention_maps(src, tgt_in))
+    torch.testing.assert_close(found, expected)
 
 
 # --- Dropout ---------------------------------------------------------------------------------
@@ -367,13 +408,27 @@ def test_tied_embeddings_are_one_matrix(tie: str, matrices: int) -> None:
     weights = {id(m.weight) for m in (model.src_embedding, model.tgt_embedding, model.output)}
     assert len(weights) == matrices
     assert (model.output.weight is model.tgt_embedding.weight) == (tie != "none")
+    of_vocabulary = [name for name, p in model.named_parameters() if len(p) == 23]
+    assert sorted(of_vocabulary) == sorted(VOCABULARY_MATRICES[:matrices])
     everything = random_model(tie_embeddings="all").num_parameters
     assert model.num_parameters == everything + (matrices - 1) * 23 * D
 
 
-def test_embeddings_start_with_the_variance_of_one_after_scaling() -> None:
-    model = Transformer(Shape(vocab_size=4000, pad_id=0, d_model=64, d_ff=64))
-    assert float(model.tgt_embedding.weight.detach().std()) * 8 == pytest.approx(1.0, abs=0.01)
+@pytest.mark.parametrize("tie", ["all", "output", "none"])
+def test_weights_start_as_in_fairseq(tie: str) -> None:
+    """Matrices as by Xavier, with those of query, key and value as one; embeddings have a variance
+    of 1 once they are multiplied by sqrt(D).
+    """
+    torch.manual_seed(1)
+    shape = Shape(2000, 0, 64, 4, 256, 1, 1, positions="learned", tie_embeddings=tie)
+    for name, weight in Transformer(shape).state_dict().items():
+        if weight.dim() == 2:
+            is_hidden = name.startswith(("encoder", "decoder"))
+            deviation = (2 / sum(weight.shape)) ** 0.5 if is_hidden else 64**-0.5
+            assert float(weight.std()) == pytest.approx(deviation, rel=0.05), name
+            assert (float(weight.abs().max()) < 3**0.5 * deviation) == is_hidden  # is uniform
+        else:
+            assert weight.eq(1.0 if name.endswith("norm.weight") else 0.0).all(), name
 
 
 @KINDS
