@@ -36,11 +36,11 @@ def check_weights(
     weights: dict[str, Tensor],
     path: Path,
     largest: float = MAX_WEIGHT,
+    advice: str = "use another checkpoint",
 ) -> None:
     """Raise `UserError` if weights, or an optimizer's moments, stored at `path` have wrong names,
-    types or shapes, or values above `largest`.
+    types or shapes, or values above `largest`; `advice` says what to do.
     """
-    advice = "use another checkpoint"
     if unmatched := sorted(parameters.keys() ^ weights.keys()):
         names = ", ".join(unmatched[:3])
         raise UserError(f"{path}: missing or unknown weights: {names}; {advice}")

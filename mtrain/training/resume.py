@@ -155,7 +155,7 @@ class Checkpoints:
         if len(trainer.loop.sums) != len(self.optimizer.losses):
             raise UserError(f"{inner}: damaged: its sums belong to another loss; {advice}")
         # numbers of steps and squares of gradients may be large, and weights of a run that diverged
-        check = partial(check_weights, largest=torch.finfo(torch.float32).max)
+        check = partial(check_weights, largest=torch.finfo(torch.float32).max, advice=advice)
         check(self.optimizer.weights, weights, path)
         if self.average is not None:
             copy_values(self.average.values, weights)

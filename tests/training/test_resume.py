@@ -36,6 +36,7 @@ from conftest import (
     write_corpus,
 )
 from fake_cuda import fake_cuda
+from ranks import trainer_of
 from safetensors.torch import load_file, save_file
 
 from mtrain.config.loading import load_config
@@ -46,6 +47,7 @@ from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import TrainerState
 from mtrain.runtime import log
 from mtrain.runtime.device import has_fast_bf16
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import (
     EXIT_FAILED,
     EXIT_HUNG_UP,
@@ -518,13 +520,46 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert differences(run, uninterrupted()) == []
 
 
-def test_a_position_beyond_the_epoch_is_refused(run: Path) -> None:
+@pytest.mark.parametrize(
+    ("forged", "message"),
+    [
+        ({"pool": 10**15}, "its position is beyond an epoch"),
+        ({"sums": [1.0, 2.0, 3.0]}, "its sums belong to another loss"),
+    ],
+)
+def test_a_state_that_does_not_fit_the_run_is_refused(
+    run: Path, forged: dict[str, Any], message: str
+) -> None:
     stop(run, 5)
     inner = run / "checkpoints" / "step-00000005" / "trainer"
     state = json.loads((inner / "state.json").read_text())
-    (inner / "state.json").write_text(json.dumps({**state, "pool": 10**15}))
+    (inner / "state.json").write_text(json.dumps({**state, **forged}))
     manifest.seal(inner)
-    with pytest.raises(UserError, match="trainer: damaged: its position is beyond an epoch"):
+    with pytest.raises(UserError, match=f"trainer: damaged: {message}.*; restore it, or remove"):
+        start(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda moments: moments.popitem(), r"trainer: missing or unknown weights: \S+"),
+        (lambda moments: moments.update(x=torch.ones(1)), "trainer: missing or unknown weights: x"),
+        (
+            lambda moments: moments["tgt_embedding.weight.exp_avg"].fill_(float("nan")),
+            r"trainer: tgt_embedding\.weight\.exp_avg has values that are not finite",
+        ),
+    ],
+)
+def test_moments_that_do_not_fit_are_refused(
+    run: Path, change: Callable[[dict[str, torch.Tensor]], object], message: str
+) -> None:
+    stop(run, 5)
+    inner = run / "checkpoints" / "step-00000005" / "trainer"
+    moments = load_file(inner / "optimizer.safetensors")
+    change(moments)
+    save_file(moments, inner / "optimizer.safetensors")
+    manifest.seal(inner)
+    with pytest.raises(UserError, match=f"{message}.*; restore it, or remove /"):
         start(run)
 
 
@@ -536,6 +571,36 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(run: Path) -> None:
     manifest.seal(path)
     with pytest.raises(UserError, match="has another vocabulary than this run; restore"):
         start(run)
+
+
+def test_what_a_kill_left_is_removed_at_the_next_start(run: Path) -> None:
+    stop(run, 5)
+    left = [".step-00000009.partial", ".step-00000002.removed"]
+    for name in left:
+        (run / "checkpoints" / name).mkdir()
+    stop(run, 6)
+    assert [name for name in left if (run / "checkpoints" / name).exists()] == []
+
+
+def test_a_restored_state_reaches_all_ranks_and_the_model(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 alone reads it; in bf16, the model computes with copies of the weights."""
+    settings = ["train.ema_decay=0.9", "train.precision=bf16"]
+    stop(run, 3, *settings)
+    sent = set[int]()
+    monkeypatch.setattr(
+        Ranks, "broadcast", lambda _, *tensors: sent.update(t.data_ptr() for t in tensors)
+    )
+    trainer = trainer_of(load_config(config_of_all(), [f"run_dir={run}", *settings]), run)
+    weights, average = trainer.optimizer.weights, trainer.learner.average
+    assert average is not None
+    assert trainer.checkpoints.restore(trainer.batches.pools).step == 3
+    for tensors in (weights, average.values, trainer.optimizer.moments()):
+        assert {tensor.data_ptr() for tensor in tensors.values()} <= sent
+    for name, parameter in trainer.learner.model.named_parameters():
+        assert parameter.equal(weights[name].to(parameter.dtype))
+    assert trainer.learner.model.dtype == torch.bfloat16
 
 
 def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(run: Path) -> None:
@@ -571,6 +636,18 @@ def test_without_an_intact_checkpoint_nothing_starts_again(run: Path, name: str)
     assert status(run)["state"] == "failed"
     assert status(run)["step"] == (0 if name == "manifest.json" else 5)
     assert len(list((run / "checkpoints").glob("step-*"))) == 2
+
+
+def test_older_checkpoints_without_a_trainer_are_not_called_damaged(
+    run: Path, warnings: Callable[[], str]
+) -> None:
+    stop(run, 13)
+    for step in (12, 13):
+        flip(run / "checkpoints" / layout.step_name(step) / "trainer" / "state.json")
+    with pytest.raises(UserError, match="no checkpoint that can be resumed from"):
+        start(run)
+    assert steps(run) == [4, 8, 12, 13]
+    assert warnings().count("going back to an earlier checkpoint") == 2
 
 
 def test_a_damaged_average_is_made_again(
