@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import TinyConfig, Train, made_up_pairs, run_here
 from fake_cuda import fake_cuda
 
+from mtrain.training import learner
 from mtrain.training.trainer import Trainer
 
 
@@ -44,8 +46,11 @@ def test_steps_do_not_wait_for_the_gpu(
     schedule = {"train.max_steps": 4, "train.log_every": 3, "train.average_last": 0}
     one_shape = {"train.max_tokens": 4096}
     config = tiny_config(**{"train.device": "cuda"} | one_shape | schedule | settings)
-    with fake_cuda() as waits:
+    devices = list[torch.device]()
+    with fake_cuda() as waits, monkeypatch.context() as patch:
+        patch.setattr(learner, "set_up_cuda", devices.append)
         assert train(config) == 0
+    assert devices == [torch.device("cuda", 0)]
     assert len(waited) >= 2
     assert not any(waited), waited
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mtrain.model import building, cpu
 from mtrain.model.cpu import BitDropout, RowTransformer, attend_rows, packed_product
-from mtrain.model.transformer import Transformer
+from mtrain.model.transformer import Transformer, attend
 from mtrain.runtime.device import has_fast_bf16
 
 
@@ -61,6 +61,17 @@ def test_the_gradient_of_attention_equals_finite_differences(own: bool, p: float
     assert torch.autograd.gradcheck(attended, (query, source))
 
 
+def test_large_scores_do_not_overflow() -> None:
+    """Above 88, their exponentials are infinite."""
+    query = random_values(6, 12)
+    query[:, :8] *= 30  # queries and keys
+    causal = torch.ones(3, 3, dtype=torch.bool).tril()
+    bias = torch.zeros(3, 3).masked_fill(~causal, float("-inf")).expand(2, 1, 3, 3)
+    expected = attend(*cpu._split_heads(query, 2, 3, 2, 3), causal, 0.0)
+    found = attend_rows(query, None, bias, 2, 0.0, None)
+    assert_close(found, cpu._join_heads(query, 6, 2, 3, 2, expected), 1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @NORMS
 def test_both_kinds_of_model_have_one_gradient(norm: str, dtype: torch.dtype) -> None:
@@ -75,6 +86,20 @@ def test_both_kinds_of_model_have_one_gradient(norm: str, dtype: torch.dtype) ->
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     for first, second in zip(*sides, strict=True):
         assert float((first - second).norm()) <= tolerance * (float(first.norm()) + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [(torch.float32, [18, 128, 129]), (torch.bfloat16, [128, 128, 256])],
+)
+def test_rows_in_bf16_are_few_numbers_of_rows(dtype: torch.dtype, sizes: list[int]) -> None:
+    """Because oneDNN generates code for each number."""
+    for (B, L), expected in zip(((3, 6), (4, 32), (3, 43)), sizes, strict=True):
+        x = random_values(B, L, 16).to(dtype)
+        rows = cpu._as_rows(x)
+        assert rows.shape == (expected, 16)
+        assert cpu._as_batch(rows, B, L).equal(x)
+        assert not rows[B * L :].any()
 
 
 # --- Dropout ---------------------------------------------------------------------------------

@@ -59,6 +59,16 @@ def test_cached_steps_equal_the_full_forward(
 
 @DECODERS
 @torch.no_grad()
+def test_few_learned_positions_suffice(decoder_class: Any) -> None:
+    """Fewer than the keys that are computed at least."""
+    model = random_model(positions="learned", max_positions=11)
+    src, tgt_in = random_ids(3, 11), random_ids(3, 11, seed=2)
+    found = stepwise(decoder_class(model), src, tgt_in)
+    assert_close(found, model(src, tgt_in).log_softmax(-1))
+
+
+@DECODERS
+@torch.no_grad()
 def test_cached_steps_cross_the_end_of_the_position_table(decoder_class: Any) -> None:
     model = random_model(num_encoder_layers=1, num_decoder_layers=1)
     src, tgt_in = random_ids(1, 5), random_ids(1, 530, seed=2)
@@ -78,7 +88,9 @@ def test_steps_with_packed_matrices_and_in_bf16_are_near_the_full_forward(
     expected = model(src, tgt_in).log_softmax(-1)
     assert_close(stepwise(Decoder(model), src, tgt_in), expected)
     set_compute_dtype(model, torch.bfloat16)
-    assert_close(stepwise(Decoder(model), src, tgt_in), expected, 0.2)
+    found = stepwise(Decoder(model), src, tgt_in)
+    assert_close(found, expected, 0.2)
+    assert found.dtype == torch.float32  # the logarithms are as exact as their sums
 
 
 @DECODERS
@@ -87,17 +99,26 @@ def test_steps_with_packed_matrices_and_in_bf16_are_near_the_full_forward(
 def test_steps_do_not_read_memory_before_they_write_it(
     kind: type[Transformer], decoder_class: Any
 ) -> None:
-    """Deterministic algorithms fill new tensors with NaN, which no weight of 0 hides."""
+    """Deterministic algorithms fill new tensors with NaN, which no weight of 0 hides, and with ids
+    that no vocabulary has.
+    """
     model = random_model(kind=kind)
-    src, tgt_in = random_ids(2, 5), random_ids(2, 20, seed=2)
+    src, tgt_in = random_ids(5, 5), random_ids(5, 20, seed=2)
     expected = model(src, tgt_in).log_softmax(-1)
+    full = FullForward([model], src, src.new_empty(5, 0))
+    rules = Rules([1, 4, 9, 9, 20], 1, (0, 2))
+    searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0)) for _ in range(2)]
+    best = searches[0].run(full.step, full, bos_id=2)
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
         found = stepwise(decoder_class(model), src, tgt_in)
+        decoder = decoder_class(model)
+        others = searches[1].run(decoder.step, decoder.begin(src), bos_id=2)
     finally:
         torch.use_deterministic_algorithms(False)
     assert_close(found, expected)
+    assert [[h.ids for h in row] for row in others] == [[h.ids for h in row] for row in best]
 
 
 @KINDS
@@ -114,6 +135,7 @@ def test_sources_of_any_length_are_encoded_as_in_the_full_forward(
         memory, bias = encoder(src)
         real = src != model.shape.pad_id
         assert_close(memory[: B * S].view(B, S, -1)[real], model.encode(src)[0][real])
+        assert len(memory) == model.parts.pad_rows(B * S)
         assert bias.shape == (B, model.shape.num_heads, 1, max(S, 16))
         assert (bias.isfinite().sum((2, 3)) == real.sum(1, keepdim=True)).all()
 
@@ -144,8 +166,8 @@ def test_selected_hypotheses_go_on_with_their_own_past_and_source(decoder_class:
     extend([1, 0, 2], None, [4, 5, 6])
     extend([1, 1, 0, 2], None, [11, 12, 13, 14])  # more than ever
     extend([3, 0, 2, 1], None, [15, 16, 17, 18])
-    for turn in range(12):  # beyond the room at the start
-        extend([turn % 4, 3, 0, 2], None, [4 + turn, 5, 6, 7])
+    for turn in range(20):  # beyond the room at the start
+        extend([turn % 4, 3, 0, 2], None, [4 + turn % 19, 5, 6, 7])
     assert owners.tolist() == [1, 1, 1, 1]
 
 
@@ -195,7 +217,7 @@ def test_a_search_by_an_ensemble_finds_what_full_forward_passes_find(
     decoder = Ensemble([decoder_class(model) for model in models])
     src = random_ids(12, 20)
     src[torch.arange(20) > torch.arange(12)[:, None]] = 0
-    limits, prefixes = [2 + 2 * n for n in range(12)], [[5] * (n % 4) for n in range(12)]
+    limits, prefixes = [1 + 2 * n for n in range(12)], [[5] * (n % 4) for n in range(12)]
     rules = Rules(limits, 1, (0, 2), prefixes, no_repeat_ngram=2)
     searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0)) for _ in range(2)]
     found = searches[0].run(decoder.step, decoder.begin(src), bos_id=2)
@@ -203,6 +225,8 @@ def test_a_search_by_an_ensemble_finds_what_full_forward_passes_find(
     for own, others in zip(found, searches[1].run(full.step, full, bos_id=2), strict=True):
         assert [h.ids for h in own] == [h.ids for h in others]
         assert [h.score for h in own] == pytest.approx([h.score for h in others], abs=1e-4)
+    if decoder_class is RecordedDecoder:  # steps for few sentences are computed for few
+        assert {size.B for member in decoder.members for size in member.replays} == {12, 3}
 
 
 @torch.inference_mode()

@@ -375,6 +375,14 @@ def test_the_threads_of_an_operation_follow_from_the_whole_step(
     assert machine.workers == 1  # a compiled model draws from the process's random generator
 
 
+def test_weights_are_updated_by_the_threads_that_compute_slices(config: Path) -> None:
+    """With the threads of one operation, on which rounding depends, in each."""
+    settings = load_config(config, ["train.threads=6"])
+    own = learner.Learner(settings, 320, IDS, Ranks(), Blocks(3))
+    assert (own.machine.openmp, torch.get_num_threads()) == (2, 6)
+    assert set(own.optimizer.run_in_pool(lambda _: torch.get_num_threads(), range(9))) == {2}
+
+
 def test_why_a_model_cannot_be_compiled_is_told_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -221,6 +221,21 @@ def test_weights_are_updated_the_same_in_groups_of_any_size(
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-7)
 
 
+def test_the_norm_has_the_threads_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounding depends on their number, which must not follow that of the process."""
+    threads, norm_of = list[int](), optimizer_module.norm_of
+    monkeypatch.setattr(
+        optimizer_module,
+        "norm_of",
+        lambda grads: threads.append(torch.get_num_threads()) or norm_of(grads),
+    )
+    model = small_model()
+    torch.set_num_threads(3)
+    with ThreadPoolExecutor(1, "slice", torch.set_num_threads, (2,)) as pool:
+        take_step(Optimizer(model, BETAS, EPS, {}, pool=pool), model, 1)
+    assert threads == [2]
+
+
 def test_a_moving_average_begins_with_a_smaller_decay() -> None:
     random = torch.Generator().manual_seed(1)
     steps = [{"w": torch.randn(3, generator=random)} for _ in range(40)]

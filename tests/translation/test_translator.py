@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import recording
 import torch
 from conftest import TinyConfig, Train, made_up_pairs, random_model, run_mtrain
 from hypothesis import HealthCheck, example, given, settings
@@ -24,7 +25,8 @@ from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.model.decoder import DecoderState
+from mtrain.model import recorded
+from mtrain.model.decoder import DecoderState, Ensemble
 from mtrain.model.transformer import Dropout
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
@@ -525,6 +527,31 @@ def test_no_hypothesis_contains_pad_or_bos(
     for scored in (False, True):
         for hypotheses in found.search(list(map(Line, rows)), scored):
             assert all(special.isdisjoint(hypothesis.ids) for hypothesis in hypotheses)
+
+
+@pytest.mark.parametrize("is_ensemble", [False, True])
+def test_one_search_at_a_time_uses_the_memory_of_a_gpu(
+    untrained: Callable[..., Translator], monkeypatch: pytest.MonkeyPatch, is_ensemble: bool
+) -> None:
+    """Threads of Python may share a model."""
+    monkeypatch.setattr(recorded, "record_graph", recording.record)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    found = untrained()
+    expected = [found.best([line]) for line in SENTENCES[:6]]
+    own = recorded.RecordedDecoder(found.loaded.model)
+    both = [own, recorded.RecordedDecoder(found.loaded.model)]
+    found.loaded.decoder = Ensemble(both) if is_ensemble else own  # type: ignore[misc]
+    locked, begin = list[bool](), own.begin
+
+    def noted(src: Tensor) -> Any:
+        locked.append(own.lock.locked())
+        return begin(src)
+
+    monkeypatch.setattr(own, "begin", noted)
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda line: found.best([line]), SENTENCES[:6]))
+    assert all(locked)
+    assert results == expected
 
 
 @pytest.mark.parametrize("words", [8, 40])
