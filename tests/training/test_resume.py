@@ -59,6 +59,7 @@ from mtrain.runtime.errors import (
     StoppedError,
     UserError,
 )
+from mtrain.runtime.lock import ReplacedError
 from mtrain.runtime.stop import Stop
 from mtrain.training import job, learner, resume
 from mtrain.training import trainer as training
@@ -580,6 +581,24 @@ def test_what_a_kill_left_is_removed_at_the_next_start(run: Path) -> None:
         (run / "checkpoints" / name).mkdir()
     stop(run, 6)
     assert [name for name in left if (run / "checkpoints" / name).exists()] == []
+
+
+def test_checkpoints_are_left_alone_once_the_directory_is_not_held(run: Path) -> None:
+    """Another process may have replaced it."""
+    stop(run, 5)
+    trainer = trainer_of(load_config(config_of_all(), [f"run_dir={run}"]), run)
+    with trainer.run_dir.hold():
+        (run / ".lock").unlink()
+        (run / "checkpoints" / ".step-00000009.partial").mkdir()
+        before = sorted(run.rglob("*"))
+        for change in (
+            lambda: trainer.checkpoints.save(trainer.progress, set()),
+            lambda: trainer.checkpoints.prune(set()),
+            lambda: trainer.checkpoints.restore(trainer.batches.pools),
+        ):
+            with pytest.raises(ReplacedError):
+                change()
+        assert sorted(run.rglob("*")) == before
 
 
 def test_a_restored_state_reaches_all_ranks_and_the_model(
