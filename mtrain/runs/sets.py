@@ -62,7 +62,7 @@ def check_known(run: Run, key: str) -> None:
     """
     state = "without a hash in run.json"  # then the corpus is not even read
     if run.corpora[key][1] is not None:
-        finding, _ = verify.check_corpus(run, key)
+        finding = verify.check_corpus(run, key)
         if (state := finding.state) == verify.OK:
             return
         logger.warning("%s", finding)

@@ -12,7 +12,7 @@ from pathlib import Path
 from mtrain.config.changes import fixed_changes
 from mtrain.config.corpora import HubCorpus
 from mtrain.config.loading import load_stored_config
-from mtrain.corpus.readers import corpus_name, files_of, reading_of, scan
+from mtrain.corpus.readers import corpus_name, files_of, read_pairs, reading_of, scan
 from mtrain.runs import layout, manifest, reader, synthetic
 from mtrain.runs.reader import Run
 from mtrain.runs.records import Loop, MetricsFile, read_record
@@ -262,7 +262,7 @@ def _metrics(run: Run) -> Iterator[Finding]:
 
 
 def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
-    """Hash the readable corpora, without the cache; store the numbers of pairs of unchanged ones in
+    """Hash the readable corpora, without the cache; store the numbers of pairs of unchanged sets in
     `sizes`, by their keys in the config.
     """
     if run.config is None or run.provenance is None:
@@ -272,36 +272,36 @@ def _data(run: Run, sizes: dict[str, int]) -> Iterator[Finding]:
     if len(train) != len(recorded):
         detail = f"{len(train)} corpora, but {len(recorded)} in run.json"
         yield Finding("data.train", CHANGED, detail)
-    for key, (_, sha256) in run.corpora.items():
+    for key, (corpus, sha256) in run.corpora.items():
         if sha256 is not None:
-            finding, size = check_corpus(run, key)
-            if size is not None:
-                sizes[key] = size
+            finding = check_corpus(run, key)
+            if finding.state == OK and not key.startswith("data.train"):
+                # without pairs that `data.invalid_utf8: drop` leaves out
+                reading = reading_of(run.config, keep_blank=True)
+                sizes[key] = sum(1 for _ in read_pairs(corpus, reading))
             yield finding
 
 
-def check_corpus(run: Run, key: str) -> tuple[Finding, int | None]:
-    """Hash a corpus of the config. Return a finding and, if the run used the same text, its number
-    of pairs.
-    """
+def check_corpus(run: Run, key: str) -> Finding:
+    """Hash a corpus of the config, and compare the hash with that of the text that the run used."""
     corpus, sha256 = run.corpora[key]
     assert run.config is not None
     what = f"{key} {corpus_name(corpus)}"
     reading = reading_of(run.config)
     if isinstance(corpus, HubCorpus):
-        return Finding(what, UNREACHABLE, "a dataset, which is not loaded again"), None
+        return Finding(what, UNREACHABLE, "a dataset, which is not loaded again")
     for file in files_of(corpus, reading.root):
         if not os.access(file, os.R_OK):
             advice = "" if file.is_absolute() else "; start mtrain where the run was started"
             detail = f"{file.absolute()}: missing or not readable{advice}"
-            return Finding(what, UNREACHABLE, detail), None
+            return Finding(what, UNREACHABLE, detail)
     try:
         text = scan(corpus, reading)
     except UserError as error:
-        return Finding(what, DAMAGED, str(error)), None
+        return Finding(what, DAMAGED, str(error))
     if text.sha256 != sha256:
-        return Finding(what, CHANGED, "its content differs from the run's"), None
-    return Finding(what, OK, f"{text.pairs:,} pairs, same as in the run"), text.pairs
+        return Finding(what, CHANGED, "its content differs from the run's")
+    return Finding(what, OK, f"{text.pairs:,} pairs, same as in the run")
 
 
 def _synthetic(run: Run) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import edit, empty, folder, huge, link, pipe, run_mtrain
+from conftest import edit, empty, folder, huge, link, pipe, run_mtrain, write_config
 from faults.mutate import mutate_json
 
 from mtrain.report import page
@@ -275,6 +275,33 @@ def test_a_checkpoint_alone_is_checked_with_its_trainers_part(run: Path) -> None
     assert (found.what, found.state) == ("step-00000400/trainer", "damaged")
 
 
+def test_pairs_of_a_set_that_were_dropped_have_no_translations(tmp_path: Path) -> None:
+    settings = {"data.invalid_utf8": "drop", "train.max_steps": 2, "train.valid_every": 2}
+    config = write_config(tmp_path, **settings)
+    for name in ("valid", "test"):
+        source = tmp_path / "data" / f"{name}.src"
+        _, *lines = source.read_bytes().splitlines(keepends=True)
+        source.write_bytes(b"".join([b"\xff\n", *lines]))
+    assert run_mtrain("train", "-c", config).returncode == 0
+    details = {finding.what: finding.detail for finding in verify(tmp_path / "run")}
+    assert details["validation/test-held_out.txt"] == "11 lines"
+    assert bad_ones(tmp_path / "run") == []
+
+
+def test_translations_are_not_counted_where_a_part_of_their_set_is_not_here(
+    both_run: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(both_run, tmp_path / "run"))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["valid"][1]["src"] = str(tmp_path / "gone")
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    edit(run / "run.json", config=manifest.hash_file(run / "config.yaml"))
+    assert bad_ones(run) == []
+    assert [one.what.split()[0] for one in verify(run) if one.state == "unreachable"] == [
+        "data.valid.1"
+    ]
+
+
 def test_corpora_that_are_not_here_are_no_fault(run: Path) -> None:
     shutil.rmtree(run.parent / "data")
     found = {one.what.split()[0]: one for one in verify(run)}
@@ -324,6 +351,30 @@ def test_a_run_in_training_may_replace_its_best_meanwhile(run: Path) -> None:
         process = {"state": "running", "pid": pid, "host": socket.gethostname()}
         edit(run / "status.json", exit_code=None, **process)
         assert [(each.what, each.state) for each in bad_ones(run)] == found
+
+
+def test_a_run_in_training_may_remove_a_checkpoint_that_is_being_checked(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hash_file = manifest.hash_file
+
+    def remove_and_hash(path: Path) -> str:
+        if path.parent == run / LAST:
+            shutil.rmtree(path.parent)
+        return hash_file(path)
+
+    process = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
+    edit(run / "status.json", exit_code=None, **process)
+    monkeypatch.setattr(manifest, "hash_file", remove_and_hash)
+    assert bad_ones(run) == []
+    assert not (run / LAST).exists()
+
+
+@pytest.mark.parametrize("state", ["preparing", "refused", "failed"])
+def test_a_start_that_ended_early_may_have_left_no_vocabulary(run: Path, state: str) -> None:
+    (run / "tokenizer.model").unlink()
+    edit(run / "status.json", state=state)
+    assert bad_ones(run) == []
 
 
 def test_resuming_wants_the_trainers_part(run: Path) -> None:
