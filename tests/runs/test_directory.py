@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import stat
 import threading
@@ -17,13 +19,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from conftest import TinyConfig, Train, edit, run_mtrain, status, write_config
 
-from mtrain.runs import checkpoint, compatibility, layout, reader, sets
+from mtrain.config.loading import load_config
+from mtrain.config.schema import dump_config
+from mtrain.runs import checkpoint, compatibility, layout, manifest, reader, sets
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import TIME, Provenance, State, Status
 from mtrain.runtime import files, lock
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.lock import ReplacedError
 from mtrain.training.trainer import Trainer
 
@@ -302,7 +307,36 @@ def test_the_stored_config_goes_on_with_a_run(train: Train, run: Path) -> None:
     assert train(own, "--set", "train.max_steps=4") == 0
     assert train(own, "--set", "train.max_steps=6") == 0
     assert status(run)["step"] == 6
+    with own.open("a") as text:
+        text.write("# as an earlier version writes it\n")
+    edit(run / "run.json", config=manifest.hash_file(own))
+    assert train(own, "--set", "train.max_steps=8") == 0
     assert json.loads((run / "run.json").read_text())["created"] == "2020-01-01T00:00:00+0000"
+
+
+def test_the_paths_in_advice_on_other_settings_can_be_pasted(tiny_config: TinyConfig) -> None:
+    config = load_config(tiny_config())
+    run = RunDirectory(Path(config.run_dir).with_name("it's #1"))
+    run.path.mkdir()
+    (run.path / "config.yaml").write_text(dump_config(config))
+    train = config.train.model_copy(update={"peak_lr": 1.0})
+    with pytest.raises(RefusedError) as caught:
+        compatibility.check_settings(run, config.model_copy(update={"train": train}), 1)
+    back, start = re.search(
+        r"go back to them \((.*)\) or .*, where (.*) starts from its weights", str(caught.value)
+    ).groups()
+    assert shlex.split(back) == ["mtrain", "train", f"{run.path}/config.yaml"]
+    assert yaml.safe_load(start) == {"train.init_from": str(run.path)}
+
+
+def test_a_run_that_begins_with_other_weights_is_no_start_for_them(tiny_config: TinyConfig) -> None:
+    config = load_config(tiny_config())
+    run = RunDirectory(Path(config.run_dir))
+    run.path.mkdir()
+    (run.path / "config.yaml").write_text(dump_config(config))
+    train = config.train.model_copy(update={"init_from": "runs/other"})
+    with pytest.raises(RefusedError, match=r"choose another run_dir\n  train\.init_from: null in"):
+        compatibility.check_settings(run, config.model_copy(update={"train": train}), 1)
 
 
 @pytest.mark.parametrize("spelling", ["run", "run/", "./run"])
@@ -424,10 +458,11 @@ def test_a_damaged_or_missing_config_can_be_restored_from_a_checkpoint(
     assert train(config) == 0
 
 
-def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path) -> None:
+@pytest.mark.parametrize("model", [".", "checkpoints/step-00000002"])
+def test_a_set_is_not_read_by_a_damaged_config_which_is_named(run: Path, model: str) -> None:
     (run / "config.yaml").write_text("run_dir: [")
     with pytest.raises(UserError, match=r"run/config\.yaml:1: invalid YAML"):
-        sets.read_run_of(run)
+        sets.read_run_of(run / model)
 
 
 @pytest.mark.parametrize(

@@ -1016,6 +1016,8 @@ def test_other_settings_are_refused_by_name(
     way_back = f"go back to them (mtrain train {stopped / 'config.yaml'}) or choose another"
     assert (way_back in message) == (len(overrides) > 1)
     assert "train.patience" not in message
+    is_set = overrides == ["train.accum_steps=2"]
+    assert ("and remove train.accum_steps" in message) == is_set
 
 
 def entry(path: Path) -> str:
