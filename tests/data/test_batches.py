@@ -41,7 +41,7 @@ from mtrain.data.filters import Selection
 from mtrain.data.store import Store, TokenizedCorpus, open_tokenized, store_key, write_tokenized
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
-from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.errors import RefusedError, UserError
 
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 
@@ -510,6 +510,28 @@ def test_processes_build_the_same_store_as_one(tmp_path: Path, tokenizer: Tokeni
         assert 0 < sum(counts.values()) < 99
     assert read == ([4] * 24 + [3]) * 2
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+
+
+@pytest.mark.usefixtures("_small_chunks")
+def test_a_failure_ends_the_processes_that_tokenize(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: while the error is reported, it refers to them."""
+    ended = []
+
+    def map_here(work: Any, tasks: Any, *_: object) -> Any:
+        try:
+            yield from map(work, tasks)
+        finally:
+            ended.append(work)
+
+    def fail(pairs: int) -> None:
+        raise UserError("stopped")
+
+    monkeypatch.setattr(store, "map_tasks", map_here)
+    with pytest.raises(UserError) as caught:
+        build(tmp_path / "s", made_up_pairs(20, 6), tokenizer, workers=2, progress=fail)
+    assert (len(ended), str(caught.value)) == (1, "stopped")
 
 
 @pytest.mark.parametrize("file", ["ids", "offsets", "store.json", "manifest.json"])

@@ -21,7 +21,7 @@ import yaml
 from conftest import TinyConfig, made_up_pairs, run_here, write_both_ways, write_corpus
 from tqdm import tqdm
 
-from mtrain.config.corpora import SyntheticCorpus, TextCorpus
+from mtrain.config.corpora import GeneratedCorpus, SyntheticCorpus, TextCorpus
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.corpus import readers
@@ -174,6 +174,15 @@ def test_unchanged_files_are_not_scanned_again(
         for file in cache_directory().glob("known/*/*"):
             file.write_bytes(damage(file.read_bytes()))
         assert prepared(config).fingerprints == first.fingerprints
+
+
+def test_a_generated_corpus_is_made_once_to_be_scanned(
+    tiny_config: TinyConfig, scans: list[Config]
+) -> None:
+    """It cannot have changed while it was read."""
+    corpus = {"generated": "phrasebook", "split": "train", "pairs": 300}
+    prepared(load_config(tiny_config(**{"data.train": [corpus]})))
+    assert sum(isinstance(each, GeneratedCorpus) for each in scans) == 1
 
 
 @pytest.mark.parametrize("how", ["in place", "by another file"])
@@ -657,6 +666,29 @@ def test_another_process_that_prepares_the_same_text_is_named_once(
     assert cache.cached("key", read_text, write_text, Stop()) == "new"
     name = f"process {os.getpid()} on {socket.gethostname()}"
     assert logged.messages == [f"waiting for {name}, which prepares the same text"]
+
+
+def test_text_that_another_process_has_prepared_meanwhile_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, item = ExitStack(), cache_directory() / "key"
+
+    def sleep(seconds: float) -> None:
+        item.mkdir()
+        (item / "text").write_text("theirs")
+        held.close()
+
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=sleep))
+    held.enter_context(lock.exclusive(item.with_name(".key.lock")))
+    assert cache.cached("key", read_text, lambda _: pytest.fail("again"), Stop()) == "theirs"
+
+
+def test_prepared_text_that_cannot_be_read_back_is_named() -> None:
+    def read(directory: Path) -> str:
+        raise manifest.DamagedError("a bit has flipped")
+
+    with pytest.raises(UserError, match=r"/key: cannot read the prepared text back; check the di"):
+        cache.cached("key", read, write_text, Stop())
 
 
 def test_a_stop_ends_the_wait_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
