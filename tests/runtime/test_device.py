@@ -159,20 +159,30 @@ def test_a_lack_of_threads_is_not_one_of_memory(text: str) -> None:
         raise RuntimeError(text)
 
 
-def test_a_gpu_that_torch_cannot_compile_for_is_found_by_its_number(
+@pytest.mark.parametrize(
+    ("capability", "compiler", "has_triton", "headers", "expected"),
+    [
+        ((7, 0), sys.executable, True, Path(__file__), True),
+        ((6, 1), sys.executable, True, Path(__file__), False),
+        ((7, 0), "/none", True, Path(__file__), False),
+        ((7, 0), sys.executable, None, Path(__file__), False),
+        ((7, 0), sys.executable, True, Path("/none"), False),
+    ],
+)
+def test_what_compiling_for_a_gpu_needs_is_looked_for(
     monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    compiler: str,
+    has_triton: bool | None,
+    headers: Path,
+    expected: bool,
 ) -> None:
-    capabilities = {torch.device("cuda", 0): (6, 1), torch.device("cuda", 1): (8, 0)}
+    capabilities = {torch.device("cuda", 1): capability}  # of the GPU that is asked about
     monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.get)
-    monkeypatch.setattr(device, "find_spec", lambda name: True)
-    monkeypatch.setattr(device, "Path", lambda *parts: Path(__file__))
-    for name, compiler, expected in (
-        ("cuda:0", sys.executable, False),
-        ("cuda:1", sys.executable, True),
-        ("cuda:1", "/none", False),
-    ):
-        monkeypatch.setenv("CC", compiler)
-        assert can_compile(torch.device(name)) is expected
+    monkeypatch.setattr(device, "find_spec", lambda name: has_triton)
+    monkeypatch.setattr(device, "Path", lambda *parts: headers)
+    monkeypatch.setenv("CC", compiler)
+    assert can_compile(torch.device("cuda", 1)) is expected
 
 
 def use_fake_graphs(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +16,16 @@ from mtrain.runtime.errors import RefusedError
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[1]", "\x00", "[" * 4000, '{"pid": 1e999, "host": "a"}']
+    "content",
+    [
+        *("", "{", "[1]", "\x00", "[" * 4000, '{"pid": 1e999, "host": "a"}'),
+        json.dumps({"pid": 2**31 - 1, "host": socket.gethostname()}),  # of an earlier process
+    ],
 )
-def test_an_odd_lock_file_is_no_hindrance(tmp_path: Path, content: str) -> None:
+def test_an_odd_lock_file_is_no_hindrance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(lock, "time", SimpleNamespace(sleep=lambda seconds: None))
     path = tmp_path / "new" / ".lock"
     path.parent.mkdir()
     path.write_text(content)

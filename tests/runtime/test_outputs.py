@@ -77,8 +77,15 @@ def test_a_file_has_its_name_at_the_end(tmp_path: Path, kind: str) -> None:
 )
 @pytest.mark.parametrize("old", ["old", None])
 def test_whole_lines_of_an_output_that_fails_are_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, message: str, kept: str, old: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    message: str,
+    kept: str,
+    old: str,
 ) -> None:
+    monkeypatch.setattr(outputs, "_BLOCK", 5)
     logging.getLogger("mtrain").propagate = True
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     if old is not None:
