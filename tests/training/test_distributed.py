@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import differences, run_mtrain, status, write_config
 from ranks import Hook, at_step, command, free_port, start, train_by
 from torch import Tensor
@@ -768,6 +769,43 @@ def test_an_error_of_one_rank_is_raised_on_all_and_reported_by_rank_0(tmp_path: 
     sums = [[1.0, 3.0, 5.0]] * 2
     assert first[40:] == [*rest, ["a", 0], *sums]
     assert second[40:] == [*rest, [None, 1], *sums]
+
+
+CLOSED = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:9. This is typically"
+ONE = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda ranks: ranks.agree(None),
+        lambda ranks: ranks.gather(str, str),
+        lambda ranks: ranks.sum_(ONE),
+        lambda ranks: ranks.broadcast(ONE),
+        lambda ranks: ranks.exchange(ONE, [1], ONE, None),
+    ],
+    ids=["agree", "gather", "sum", "broadcast", "exchange"],
+)
+def test_a_connection_that_breaks_is_told_wherever_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, meet: Callable[[Ranks], object]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(CLOSED)
+
+    for name in ("all_reduce", "all_gather", "broadcast", "batch_isend_irecv"):
+        monkeypatch.setattr(dist, name, fail)
+    monkeypatch.setattr(dist, "P2POp", lambda *_: None)
+    reason = r"^rank 1: another process .* reached \(Connection closed by peer \[::1\]:9\); see its"
+    with pytest.raises(DisconnectedError, match=reason):
+        meet(Ranks(1, 2))
+
+
+def test_ranks_wait_for_days_while_rank_0_prepares_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(HashStore(), 0, 1)]))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **options: given.update(options))
+    distributed._connect(Ranks(0, 1))
+    assert given["timeout"] > timedelta(days=1)
 
 
 def leave(output: Path, fails: bool) -> None:
