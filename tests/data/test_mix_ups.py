@@ -22,7 +22,7 @@ from mtrain.config.schema import Config, DataConfig
 from mtrain.corpus import lines, phrasebook, readers
 from mtrain.corpus.readers import reading_of
 from mtrain.data import mix_ups
-from mtrain.data.mix_ups import mix_ups_of, thin_rows
+from mtrain.data.mix_ups import is_informative, mix_ups_of, thin_rows
 from mtrain.data.prepare import Preparation, refuse_worthless_text
 from mtrain.runtime.errors import RefusedError
 from mtrain.runtime.stop import Stop
@@ -170,6 +170,15 @@ def test_a_scored_set_of_which_nine_in_ten_pairs_are_in_train_is_refused(
         assert (OVERLAP.format(count, 20) in refused) == (count == 19)
         assert refused.startswith(name) == (count == 19)
         assert refusal(load_config(tiny_config(**settings, **{"data.allow_overlap": True}))) == ""
+
+
+def test_blank_pairs_of_a_set_are_not_in_the_training_text(
+    tiny_config: TinyConfig, write: Any
+) -> None:
+    blank = [("", "x"), ("y", " ")]
+    settings = {"data.train": [write("t", [*PAIRS, *blank])]}
+    settings["data.valid"] = write("v", [*PAIRS[:18], *blank])
+    assert refusal(load_config(tiny_config(**settings))) == ""
 
 
 CHANGES: dict[str, Callable[[str], str]] = {
@@ -466,10 +475,17 @@ def test_line_numbers_are_found_in_a_set_and_in_a_sample_of_the_training_text(
         assert "number" not in caplog.text
 
 
-def test_the_fraction_of_the_other_side_that_has_numbers_is_named(config: Config) -> None:
-    sources, targets = [f"{n}. word" for n in range(50)], [f"mot {n}" for n in range(49)]
-    [found] = mix_ups_of(config.data, ("aa", "ba"), sources, [*targets, "5 mots"], range(50))
-    assert "begin with a number, but only 2% of the targets; remove the numbers" in found.message
+@pytest.mark.parametrize("count", [1, 8, 9])
+def test_the_fraction_of_the_other_side_that_has_numbers_is_named(count: int) -> None:
+    """Nine of fifty are too many for numbers of one side alone."""
+    rows = [(f"{n}. word", f"5 mots {n}" if n < count else f"mot {n}") for n in range(50)]
+    text = f"100% of the sources begin with a number, but only {count / 50:.0%} of the targets; "
+    assert messages(rows, "numbered") == [f"{text}remove the numbers"] * (count < 9)
+
+
+@pytest.mark.parametrize("sides", [("a", " a"), (" ", "b"), ("a", "\u3000"), ("a", "b")])
+def test_rows_that_are_blank_or_copied_tell_nothing(sides: tuple[str, str]) -> None:
+    assert is_informative((1, *sides)) == (sides == ("a", "b"))
 
 
 @pytest.mark.parametrize(("size", "step"), [(166, 1), (167, 2), (1000, 8)])

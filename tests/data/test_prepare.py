@@ -240,13 +240,14 @@ def test_damaged_files_of_the_cache_are_made_again(config: Config, number: int) 
 
 def test_unfinished_items_of_killed_processes_are_removed_from_the_cache(config: Config) -> None:
     place = cache_directory()
-    left, held = (place / files.PARTIAL.format(key * 32) for key in "ab")
-    for each in (left, held):
+    left, held, foreign = (place / files.PARTIAL.format(key * 32) for key in "abc")
+    for each in (left, held, foreign):
         each.mkdir(parents=True)
         (each / "ids").write_bytes(b"half of it")
+    (place / f".{'c' * 32}.lock").mkdir()  # cannot be locked, as one of another user
     with lock.exclusive(place / f".{'b' * 32}.lock"):  # another process is making it
         prepared(config)
-    assert [*place.glob(files.PARTIAL.format("*"))] == [held]
+    assert sorted(place.glob(files.PARTIAL.format("*"))) == [held, foreign]
 
 
 def test_a_complete_cache_need_not_be_writable(
