@@ -480,6 +480,12 @@ def test_the_ids_of_a_large_vocabulary_are_kept(tmp_path: Path, size: int, dtype
     assert (source.tolist(), source.dtype) == ([size - 1], dtype)
 
 
+def test_a_long_text_of_a_few_long_pieces_is_kept(tmp_path: Path) -> None:
+    tokenizer: Any = SimpleNamespace(vocab_size=9, longest_piece=100)
+    tokenizer.tag_ids, tokenizer.encode = lambda tag: [], lambda texts: [[1] * 8 for _ in texts]
+    assert len(build(tmp_path / "s", [("a" * 900, "b"), ("a" * 901, "b")], tokenizer)) == 1
+
+
 def test_corpora_are_one_sequence_of_pairs(tmp_path: Path, tokenizer: Tokenizer) -> None:
     pairs = made_up_pairs(100, 6)
     whole = build(tmp_path / "whole", pairs, tokenizer)

@@ -116,6 +116,28 @@ def test_a_vocabulary_is_trained_with_all_settings(
     assert given == settings
 
 
+def test_a_library_that_only_the_scores_need_is_missed_before_the_vocabulary_is_trained(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(tokenizer: str) -> None:
+        raise UserError(f"{tokenizer} needs mecab")
+
+    monkeypatch.setattr(preparation, "check_tokenizer", fail)
+    own = Preparation(load_config(tiny_config(**{"data.tgt_lang": "ja"})), Stop())
+    with pytest.raises(UserError, match="ja-mecab needs mecab"):
+        _ = own.fingerprints
+
+
+def test_a_vocabulary_is_not_written_to_a_directory_of_something_else(
+    tiny_config: TinyConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "train.en").touch()
+    with pytest.raises(RefusedError, match=r"run: holds train\.en, but no run of mtrain"):
+        train_run_tokenizer(load_config(tiny_config()), Stop())
+    assert len(list((tmp_path / "run").iterdir())) == 1
+
+
 def test_a_vocabulary_is_trained_on_the_sides_that_no_model_made(
     config: Config, tmp_path: Path
 ) -> None:
@@ -513,6 +535,13 @@ def test_a_corpus_of_which_nothing_is_used_is_named(
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     named = [f"data.train: {file} + {file}: no pair is used" for file in (empty, other)]
     assert [text for text in warned if "no pair" in text] == named
+
+
+def test_training_text_without_pairs_is_named(tiny_config: TinyConfig, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    empty = {side: str(tmp_path / "empty") for side in ("src", "tgt")}
+    with pytest.raises(UserError, match=r"^data\.train: no pairs in .*/empty \+ .*; add text$"):
+        prepared(load_config(tiny_config(**{"data.train": [empty]})))
 
 
 @pytest.mark.parametrize(
