@@ -30,6 +30,7 @@ from mtrain.report import page
 from mtrain.runs import layout, manifest
 from mtrain.runs.records import SyntheticText
 from mtrain.runs.synthetic import with_synthetic_text
+from mtrain.runs.verify import verify
 from mtrain.runtime import files
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import (
@@ -399,6 +400,7 @@ def test_a_report_checks_the_text_that_was_made_wherever_the_run_is(
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     assert train(path) == EXIT_OK
     moved = (tmp_path / "run").rename(tmp_path / "moved")
+    assert any(finding.what.startswith("data.train.1 ") for finding in verify(moved))
     checked = page.check_text(page.collect_report(moved, []))
     names = {each.name: each.what for each in checked}
     assert str(moved / "synthetic" / "1" / "pairs.jsonl") in names["data.train.1"]
@@ -522,6 +524,20 @@ def test_a_model_translates_the_given_side_of_an_entry_that_is_swapped_later(
     made = Translator(load(trained_run)).best(LINES)
     assert pairs_of(tmp_path / "run") == list(zip(LINES, made, strict=True))
     assert with_synthetic_text(load_config(path)).data.train[1].swap
+
+
+def test_text_that_was_made_keeps_what_else_its_entry_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"weight": 2.5, "tag": "<bt>", "src_lang": "xx"}
+    config = load_config(write(tmp_path, {"src": text(tmp_path), "model": "none", **given}))
+    place = tmp_path / "run" / "synthetic" / "1"
+    place.parent.mkdir(parents=True)
+    manifest.write_directory(place, lambda path: (path / "pairs.jsonl").touch())
+    monkeypatch.chdir(tmp_path)
+    made = with_synthetic_text(config, Path("run")).data.train[1]
+    assert made.model_dump(include=set(given)) == given
+    assert made.file == str(place / "pairs.jsonl")  # whatever data.root is
 
 
 def test_text_that_changes_meanwhile_is_not_kept(
