@@ -323,6 +323,14 @@ def test_one_text_in_fifty_may_be_repeated(others: int, is_found: bool) -> None:
     assert messages([*rows, *same], "repeated") == expected * is_found
 
 
+def test_long_texts_that_are_repeated_are_shown_in_short() -> None:
+    long = "long text " * 99, "langer Text " * 99
+    rows = [*[long] * 30, *((src, long[1]) for src, _ in PAIRS[:30])]
+    found = messages(rows, "repeated")
+    assert len(found) == 2
+    assert max(map(len, found)) < 200
+
+
 @pytest.mark.parametrize(("others", "is_found"), [(380, True), (381, False)])
 def test_one_text_of_a_side_in_twenty_may_be_tokenized(others: int, is_found: bool) -> None:
     rows = [("yes, one", "ja, eins")] * others + [("yes , one", "ja, eins")] * 20

@@ -223,6 +223,16 @@ def test_every_way_to_write_into_a_run_looks_whether_it_is_held(tmp_path: Path) 
         assert list(run.path.iterdir()) == []
 
 
+def test_a_run_that_has_the_model_of_its_vocabulary_has_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that finds the model writes neither of them."""
+    written = list[str]()
+    monkeypatch.setattr(files, "write_bytes", lambda path, data: written.append(path.name))
+    RunDirectory(tmp_path).keep_tokenizer(b"model", "pieces")
+    assert written == ["tokenizer.vocab", "tokenizer.model"]
+
+
 def test_a_lock_removed_while_it_is_waited_for_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     waiting, found = threading.Event(), []

@@ -19,6 +19,7 @@ import torch
 
 from mtrain.runtime import device
 from mtrain.runtime.device import (
+    as_output,
     can_compile,
     compute_dtype,
     has_fast_bf16,
@@ -53,7 +54,7 @@ assert not torch.backends.cuda.cudnn_sdp_enabled()
     [
         (False, 0, rf"device cuda:3: torch {torch.__version__} is a build for CPUs.*; install one"),
         (True, 0, "device cuda:3: torch finds no CUDA device; see whether nvidia-smi lists one"),
-        (True, 2, "device cuda:3: this machine has 2 CUDA devices, numbered from 0; use a lower"),
+        (True, 3, "device cuda:3: this machine has 3 CUDA devices, numbered from 0; use a lower"),
     ],
 )
 def test_why_a_gpu_is_missing(
@@ -150,6 +151,12 @@ def test_a_lack_of_memory_is_told_in_words(error: Exception, is_lack: bool) -> N
     with expected as caught, out_of_memory_as("no memory for this"):
         raise error
     assert str(caught.value) == ("no memory for this" if is_lack else str(error))
+
+
+def test_no_kernel_works_in_place_on_mps() -> None:
+    for name in ("cpu", "cuda", "mps"):
+        tensor: Any = SimpleNamespace(device=torch.device(name))
+        assert as_output(tensor) is (None if name == "mps" else tensor)
 
 
 @pytest.mark.parametrize("text", NO_THREAD)

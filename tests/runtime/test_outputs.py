@@ -270,6 +270,15 @@ def test_a_file_that_may_not_be_written_is_not_replaced(
     assert ((tmp_path / "out").read_text(), names(tmp_path)) == ("old", ["out"])
 
 
+def test_a_pipe_with_a_name_is_written(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    outputs.write_output(pipe, b"new")
+    assert os.read(reader, 9) == b"new"
+    os.close(reader)
+    assert (pipe.is_fifo(), names(tmp_path)) == (True, ["pipe"])
+
+
 def test_an_open_file_without_a_name_is_written() -> None:
     with tempfile.TemporaryFile() as file:
         outputs.write_output(Path(f"/dev/fd/{file.fileno()}"), b"new")
