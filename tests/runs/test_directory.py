@@ -313,6 +313,7 @@ def test_a_users_config_is_not_written_over(
 
 def test_the_stored_config_goes_on_with_a_run(train: Train, run: Path) -> None:
     own = run / "config.yaml"  # of another hash than in run.json: as after a kill between the two
+    (run / "notes.txt").touch()  # is no hindrance either
     edit(run / "run.json", created="2020-01-01T00:00:00+0000")
     assert train(own, "--set", "train.max_steps=4") == 0
     assert train(own, "--set", "train.max_steps=6") == 0
@@ -347,6 +348,23 @@ def test_a_run_that_begins_with_other_weights_is_no_start_for_them(tiny_config: 
     train = config.train.model_copy(update={"init_from": "runs/other"})
     with pytest.raises(RefusedError, match=r"choose another run_dir\n  train\.init_from: null in"):
         compatibility.check_settings(run, config.model_copy(update={"train": train}), 1)
+
+
+def test_the_number_of_processes_may_change_with_the_same_or_the_advised_settings(
+    tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run began with two micro-batches per step, on one process."""
+    stored = load_config(tiny_config(**{"train.accum_steps": 2}))
+    run = RunDirectory(Path(stored.run_dir))
+    run.path.mkdir()
+    (run.path / "config.yaml").write_text(dump_config(stored))
+    monkeypatch.setattr(RunDirectory, "step_batches", lambda *_: 2)
+    advised = load_config(tiny_config(**{"train.step_batches": 2}))
+    for ranks in (1, 2, 3):
+        compatibility.check_settings(run, stored, ranks)
+        compatibility.check_settings(run, advised, ranks)
+    with pytest.raises(RefusedError, match=r"set train\.step_batches: 2$"):
+        compatibility.check_settings(run, load_config(tiny_config()), 3)
 
 
 @pytest.mark.parametrize("spelling", ["run", "run/", "./run"])
@@ -528,7 +546,10 @@ def test_a_dry_run_refuses_what_a_start_would(
     record = json.loads((run / "run.json").read_text())
     for change, words in (
         ({"valid": "0" * 64}, "the content of data.valid is not the same"),
-        ({"pairs": [1]}, "the number of pairs of each corpus that pass the filters is not"),
+        (
+            {"pairs": [1]},
+            "that pass the filters is not the same as when this run began (it was [1], and",
+        ),
     ):
         edit(run / "run.json", **{**record, **change})
         for options in (["--dry-run"], []):

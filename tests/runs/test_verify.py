@@ -302,6 +302,11 @@ def test_translations_are_not_counted_where_a_part_of_their_set_is_not_here(
     ]
 
 
+def test_names_forge_no_finding() -> None:
+    finding = Finding("data.valid a\nok  b", "damaged", "\x1b[2J")
+    assert str(finding) == r"damaged      data.valid a\nok  b: \x1b[2J"
+
+
 def test_corpora_that_are_not_here_are_no_fault(run: Path) -> None:
     shutil.rmtree(run.parent / "data")
     found = {one.what.split()[0]: one for one in verify(run)}
