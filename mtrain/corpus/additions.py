@@ -279,7 +279,9 @@ class _Texts:
 
 def _form(text: str) -> str:
     """Return a text in lower case, with `NUMBER_FORM` in place of each number."""
-    return _DIGITS.sub(NUMBER_FORM, text.lower())
+    text = text.lower()
+    # a word of letters, as most tokens are, needs no search: a fifth of the time of `additions`
+    return text if text.isalpha() else _DIGITS.sub(NUMBER_FORM, text)
 
 
 def additions(texts: Sequence[str], others: Sequence[str]) -> Iterator[Addition]:
