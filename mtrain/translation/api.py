@@ -14,7 +14,7 @@ from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.threads import prepare_forks
-from mtrain.translation.translator import Translation, Translator, check_options
+from mtrain.translation.translator import Translation, Translator, at_limit, check_options
 
 
 class Model:
@@ -77,12 +77,11 @@ class Model:
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
             return lists[0] if isinstance(text, str) else lists
-        best = [hypotheses[0] for hypotheses in found]
         unended = UnendedLines()
-        unended.add(i for i, translation in enumerate(best) if translation.is_at_limit)
+        unended.add(at_limit(found))
         unended.warn("max_len_a or max_len_b")
-        texts = [translation.text for translation in best]
-        return texts[0] if isinstance(text, str) else texts
+        best = [hypotheses[0].text for hypotheses in found]
+        return best[0] if isinstance(text, str) else best
 
     def score(
         self, sources: Iterable[str], targets: Iterable[str], *, tag: str | None = None

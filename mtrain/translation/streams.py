@@ -21,7 +21,7 @@ from mtrain.scoring.references import check_same_length
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.translator import Translation, Translator
+from mtrain.translation.translator import Translation, Translator, at_limit
 
 Window = list[tuple[str, str]]  # lines to translate together, each with its target prefix
 
@@ -64,7 +64,7 @@ def translate_stream(
                 scored=scores or n_best is not None,
             )
             cut.add(done + index for index in cut_indices)
-            unended.add(done + i for i, (best, *_) in enumerate(results) if best.is_at_limit)
+            unended.add(done + index for index in at_limit(results))
             if ranks.is_rank_0:
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))

@@ -226,7 +226,7 @@ class Translator:
         for window in self.in_windows(lines):
             results, indices = self.translate(window, progress, first=len(texts), scored=False)
             cut(len(texts) + index for index in indices)
-            unended(len(texts) + i for i, (best, *_) in enumerate(results) if best.is_at_limit)
+            unended(len(texts) + index for index in at_limit(results))
             texts += [hypotheses[0].text for hypotheses in results]
         return texts
 
@@ -368,6 +368,11 @@ class Translator:
             prefixes=prefixes if any(prefixes) else None,  # None saves time in each step
             no_repeat_ngram=self.decode.no_repeat_ngram,
         )
+
+
+def at_limit(results: Translated) -> list[int]:
+    """Return the indices of the lines whose best translation is as long as its limit allows."""
+    return [index for index, (best, *_) in enumerate(results) if best.is_at_limit]
 
 
 def _in_processes(

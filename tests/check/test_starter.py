@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -631,27 +632,26 @@ def test_pairs_that_are_not_utf8_are_left_out_and_told(
     assert len(made["train.en"] + made["valid.en"]) == 80
 
 
-def test_text_is_measured_the_same_in_parts(
-    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "limit", "value", "step"),
+    [(chunks, "CHUNK_CHARACTERS", 1000, 1), (starter, "SAMPLE", 100, 6)],
+    ids=["in parts", "by a sample"],
+)
+def test_a_large_text_is_measured(
+    files: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    limit: str,
+    value: int,
+    step: int,
 ) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_CHARACTERS", 1000)
+    monkeypatch.setattr(module, limit, value)
     corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
     found = starter._measure(corpus, 600, Reading())
-    words = [word for pair in made_up_pairs(600, 1, longest=9) for word in " ".join(pair).split()]
-    assert found.tokens == pytest.approx(1.4 * len(words) / 600)
-    assert found.types == len(set(words))
-
-
-def test_a_large_text_is_measured_by_a_sample(
-    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(starter, "SAMPLE", 100)
-    corpus = TextCorpus(src=str(files[0]), tgt=str(files[1]))
-    found = starter._measure(corpus, 600, Reading())
-    sample = made_up_pairs(600, 1, longest=9)[::6]
+    sample = made_up_pairs(600, 1, longest=9)[::step]
     words = [word for pair in sample for word in " ".join(pair).split()]
     assert found.pairs == 600
-    assert found.tokens == pytest.approx(1.4 * len(words) / 100)
+    assert found.tokens == pytest.approx(1.4 * len(words) / len(sample))
     assert found.types == len(set(words))
 
 

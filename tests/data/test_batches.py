@@ -111,7 +111,7 @@ def test_a_batch_by_hand() -> None:
 
 
 def test_only_cuda_copies_a_batch_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MPS would read the memory of a batch that is freed meanwhile (pytorch issue 189690)."""
+    """On MPS, such a copy may read the memory of a batch that is freed meanwhile."""
     copies = set[tuple[str, bool]]()
 
     def to(tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
