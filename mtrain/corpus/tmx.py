@@ -15,6 +15,7 @@ space.
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 from xml.parsers import expat
 
 from mtrain.config.corpora import FileCorpus
@@ -29,6 +30,7 @@ from mtrain.corpus.lines import (
 from mtrain.runtime.errors import UserError
 
 SEVERAL_TEXTS = "units with several texts in a language; only the first is used"
+INLINE_CODES = "units with inline codes (such as <ph>), which are left out of the text"
 CODES = {"bpt", "ept", "it", "ph", "ut"}
 MAX_DEPTH = 200  # of nested elements; ordinary files have about ten
 MAX_NAMES = 1000  # of elements and attributes, which the parser keeps; TMX has about sixty
@@ -38,7 +40,16 @@ _BLOCK = 1 << 20
 # With the blanks around them. A match starts where blanks do: else this would take quadratic time.
 _LINE_BREAKS = re.compile(r"(?<![ \t])[ \t]*[\r\n][ \t\r\n]*")
 
-Unit = list[tuple[str, str]]  # variants: language and text
+
+class Variant(NamedTuple):
+    """The text of a unit in a language, and whether inline codes are left out of it."""
+
+    language: str
+    text: str
+    has_codes: bool
+
+
+Unit = list[Variant]
 TOO_LARGE: Unit = []  # replaces a unit over MAX_UNIT_LENGTH
 
 
@@ -52,17 +63,20 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
     for number, unit in enumerate(_read_units(path, reading.check_stop), 1):
         if indices := _find_variants(unit, src, tgt):
             has_pairs = True
-            codes = [code for code, _ in unit]
-            if any(codes.count(codes[index]) > 1 for index in indices):
+            languages_of_unit = [variant.language for variant in unit]
+            src_variant, tgt_variant = (unit[index] for index in indices)
+            if max(languages_of_unit.count(v.language) for v in (src_variant, tgt_variant)) > 1:
                 reading.counts[SEVERAL_TEXTS] += 1
-            yield number, unit[indices[0]][1], unit[indices[1]][1]
+            if src_variant.has_codes or tgt_variant.has_codes:
+                reading.counts[INLINE_CODES] += 1
+            yield number, src_variant.text, tgt_variant.text
         elif unit is TOO_LARGE:
             has_pairs = True
             reading.drop_long(f"{path}: unit {number}", number)
         else:
             reading.counts[f"{DROPPED}no {src} or no {tgt} in the unit"] += 1
             if len(languages) < MAX_LANGUAGES:
-                languages.update(dict.fromkeys(language for language, _ in unit))
+                languages.update(dict.fromkeys(variant.language for variant in unit))
     if not has_pairs:
         names = join_names(languages)
         raise UserError(f"{path}: no unit has both {src} and {tgt}; its languages are {names}")
@@ -72,14 +86,15 @@ def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> i
     """Return the number of units of a file; raises `UserError` as `read_tmx` does."""
     count_reading = Reading(check_stop=reading.check_stop)
     pairs = sum(1 for _ in read_tmx(corpus, path, count_reading))
-    return pairs + count_reading.counts.total() - count_reading.counts[SEVERAL_TEXTS]
+    counts = count_reading.counts.items()
+    return pairs + sum(count for reason, count in counts if reason.startswith(DROPPED))
 
 
 def _find_variants(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
     """Return the indices of the variants for two languages: the variant of the exact code, or else
     the first unused variant of the language; the longer code chooses first.
     """
-    names = (src, tgt, *(language for language, _ in unit))
+    names = (src, tgt, *(variant.language for variant in unit))
     src, tgt, *variants = (name.strip().replace("_", "-").lower() for name in names)
     indices = {code: variants.index(code) for code in (src, tgt) if code in variants}
     for code in sorted((src, tgt), key=len, reverse=True):
@@ -119,6 +134,7 @@ class _UnitParser:
         self.language = ""  # of the variant
         self.names: set[str] = set()  # of elements and attributes
         self.parts: list[str] | None = None  # of the open segment
+        self.has_codes = False  # whether it has inline codes
         self.parser = parser = expat.ParserCreate()
         parser.buffer_text = True
         parser.StartElementHandler = self._start
@@ -162,6 +178,7 @@ class _UnitParser:
                 raise self._failure("<seg> within <seg>; fix the file")
             if self.codes or name in CODES:  # elements within a code are part of it
                 self.codes += 1
+                self.has_codes = True
         elif name == "tu" and self.unit is not None:
             raise self._failure("<tu> within <tu>; fix the file")
         elif name == "tu":
@@ -172,6 +189,7 @@ class _UnitParser:
             self.language = attributes.get("xml:lang") or attributes.get("lang") or ""
         elif name == "seg":
             self.parts = []
+            self.has_codes = False
 
     def _end(self, name: str) -> None:
         name = name.rpartition(":")[2]
@@ -182,7 +200,8 @@ class _UnitParser:
             self.size += 100 + len(self.language)
             if self.unit is not None and self.size <= MAX_UNIT_LENGTH:
                 lines = _LINE_BREAKS.split("".join(self.parts))
-                self.unit.append((self.language, " ".join(filter(None, lines))))
+                text = " ".join(filter(None, lines))
+                self.unit.append(Variant(self.language, text, self.has_codes))
             self.parts = None
         elif name == "tu" and self.unit is not None:
             unit = self.unit if self.size <= MAX_UNIT_LENGTH else TOO_LARGE

@@ -10,7 +10,8 @@ by `mtrain check`.
                their line
 6. subwords    many texts of a side are split into the pieces of another program
 7. spaces      texts of one side, or some of the pairs, have spaces before commas or periods
-8. style       a part of the text is tokenized, lower-cased or lacks final punctuation (`styles`)
+8. style       a part of the text is tokenized, lower-cased, in quotes, numbered or lacks final
+               punctuation (`styles`)
 9. overlap     the training text holds nearly all pairs of a scored set, perhaps with other case,
                spaces or punctuation
 """

@@ -1,5 +1,6 @@
 """Find text that was prepared differently from the other training text: tokenized, lower-cased,
-in another script or without final punctuation among plain text, or the other way round.
+in another script, in quotes, numbered or without final punctuation among plain text, or the other
+way round.
 
 A scored set is compared with all training text of its language. In the training text itself, a
 part is found: consecutive texts, perhaps of several corpora, that differ from all others.
@@ -43,6 +44,7 @@ _FINAL_MARK = regex.compile(r"(?r)[\p{Sentence_Terminal}\u2026;\u037e\u0f0d\u0df
 _MAX_END = 20  # last characters of a text, in which the end of a sentence is looked for
 _SPACE_IN_HAN = regex.compile(r"\p{Han} (?=\p{Han})")
 _HAN = regex.compile(r"\p{Han}")
+_NUMBER = re.compile(r"\s{0,9}\d")
 _FULL_WIDTH = re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
 _LATIN_OR_DIGIT = re.compile(f"[0-9A-Za-z]|{_FULL_WIDTH.pattern}")
 # Not letters that several scripts use, such as the apostrophe of Uzbek.
@@ -107,6 +109,10 @@ def _han_forms(text: str) -> int:
     return sum(map(_han_form, _HAN.findall(text)))
 
 
+def _is_in_quotes(text: str) -> bool:
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
 def _has_final_mark(text: str) -> bool:
     return _FINAL_MARK.search(text[-_MAX_END:]) is not None
 
@@ -134,6 +140,8 @@ STYLES = {
     ),
     "capital letters": Style(lambda text: text != text.lower(), _is_sentence),
     "capital letters only": Style(_has_only_capitals, _is_sentence),
+    "double quotes around them": Style(_is_in_quotes, lambda text, other: True),
+    "a number at the beginning": Style(_NUMBER.match, lambda text, other: True),
     "such a mark": Style(
         _has_final_mark,
         lambda text, other: _has_final_mark(other),

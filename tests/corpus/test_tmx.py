@@ -16,7 +16,7 @@ from mtrain.config.corpora import FileCorpus
 from mtrain.corpus import tmx
 from mtrain.corpus.lines import DROPPED, TOO_LONG, Reading
 from mtrain.corpus.readers import read_pairs, scan
-from mtrain.corpus.tmx import SEVERAL_TEXTS
+from mtrain.corpus.tmx import INLINE_CODES, SEVERAL_TEXTS
 from mtrain.runtime.errors import UserError
 
 HEAD = '<?xml version="1.0"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4">\n<header/>\n'
@@ -275,6 +275,18 @@ def test_units_with_several_texts_in_a_language_are_counted(tmp_path: Path) -> N
     path = write(tmp_path, memory(several, other, pair("c", "d")))
     assert read(path) == ([("a", "b"), ("a", "b"), ("c", "d")], Counter({SEVERAL_TEXTS: 1}))
     assert scan(corpus(path), Reading()).pairs == 3
+
+
+def test_units_with_inline_codes_in_the_languages_of_the_pair_are_counted(tmp_path: Path) -> None:
+    code = "press<ph>{0}</ph> now"
+    both, other = unit(tuv("en", code), tuv("de", code)), unit(tuv("fr", code), tuv("en", "a"))
+    missing = unit(tuv("fr", code), tuv("it", "a"))
+    plain = unit(tuv("en", "<hi>a</hi>"), tuv("de", "b"), tuv("fr", code))
+    path = write(tmp_path, memory(both, plain, other, missing))
+    pairs, counts = read(path)
+    assert pairs == [("press now", "press now"), ("a", "b")]
+    assert counts[INLINE_CODES] == 1
+    assert scan(corpus(path), Reading()).pairs == 4
 
 
 def test_a_stop_ends_the_reading_of_units(tmp_path: Path) -> None:

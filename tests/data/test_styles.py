@@ -123,10 +123,27 @@ def found(*corpora: list[str], other: str = "x") -> list[Part]:
 LOWERED, SPACED = "0% of the sources have capital", "100% of the sources have spaces"[:30]
 RAISED = "100% of the sources have capit"
 UNMARKED = "0% of the sources whose other "
+QUOTED = "100% of the sources have double quotes"[:30]
+NUMBERED = "100% of the sources have a number"[:30]
+
+
+def quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def numbered(text: str) -> str:
+    return f"{len(text)} {text}"
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"), [(str.lower, LOWERED), (str.upper, RAISED), (tokenized, SPACED)]
+    ("change", "expected"),
+    [
+        (str.lower, LOWERED),
+        (str.upper, RAISED),
+        (tokenized, SPACED),
+        (quoted, QUOTED),
+        (numbered, NUMBERED),
+    ],
 )
 @pytest.mark.parametrize(("start", "stop"), [(0, 200), (901, 1200), (1500, 2000)])
 def test_an_odd_part_is_found_to_the_row(
@@ -232,6 +249,9 @@ def test_several_parts_and_a_plain_part_of_tokenized_text_are_found() -> None:
         [text.lower() if row % 2 else text for row, text in enumerate(SENTENCES)],
         # most of a part, but not nearly all
         SENTENCES + [text.lower() if row % 7 else text for row, text in enumerate(SENTENCES[:400])],
+        # speech among other text, and some numbers
+        [f'"{text}" she said.' if row % 3 else text for row, text in enumerate(SENTENCES)],
+        [f"{row} {text}" if row % 7 else text for row, text in enumerate(SENTENCES)],
         # labels and words, which need no capital letters
         SENTENCES + [f"a label {row}" for row in range(500)],
         SENTENCES + [f"word {row}." for row in range(500)],

@@ -342,6 +342,24 @@ def test_text_that_ter_does_not_cut_is_warned_of(
     assert any("TER finds no words" in message for message in caplog.messages) == warns
 
 
+@pytest.mark.parametrize(
+    ("hypothesis", "reference", "warns"),
+    [
+        ("a boat", "a boat", True),
+        ("the red house there", "that boat is old", True),
+        ("a red boat there", "a red boat here", False),
+    ],
+)
+def test_a_bleu_of_zero_is_explained(
+    caplog: pytest.LogCaptureFixture, hypothesis: str, reference: str, warns: bool
+) -> None:
+    log.logger.propagate = True
+    with caplog.at_level(logging.WARNING, "mtrain"):
+        scores = score_all([hypothesis], [[reference]], "en", None, lowercase=False)
+    assert (scores["bleu"].score == 0) == warns
+    assert any("BLEU is 0" in message for message in caplog.messages) == warns
+
+
 def test_json_and_text_show_value_interval_and_signature() -> None:
     scores = score_all(HYPOTHESIS, [REFERENCE], "en", None, lowercase=False)
     assert list(scores) == ["bleu", "chrf", "ter"]
