@@ -160,9 +160,10 @@ def warn_of_counts(counts: Counter[str]) -> None:
 class CountedLines:
     """The number of lines to warn of, and the line numbers of the first ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, indices: Iterable[int] = ()) -> None:
         self.count = 0
         self.first = list[int]()
+        self.add(indices)
 
     def add(self, indices: Iterable[int]) -> None:
         """Count lines, given by indices from 0."""

@@ -73,13 +73,11 @@ class Model:
             loaded.decoder = self.loaded.decoder
             translator = Translator(loaded, seed=seed, n_best=n_best or 1, mbr=mbr)
             found, cut = translator.translate(lines, prefixes=prefixes, scored=n_best is not None)
-        _warn_of_cut(cut, loaded.max_source_length, "text")
+        TruncatedLines(cut).warn(loaded.max_source_length, "text")
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
             return lists[0] if isinstance(text, str) else lists
-        unended = UnendedLines()
-        unended.add(at_limit(found))
-        unended.warn("max_len_a or max_len_b")
+        UnendedLines(at_limit(found)).warn("max_len_a or max_len_b")
         best = [hypotheses[0].text for hypotheses in found]
         return best[0] if isinstance(text, str) else best
 
@@ -96,8 +94,8 @@ class Model:
             )
         with self._own_precision():
             scores, (cut_sources, cut_targets) = Scorer(self.loaded.tagged(tag)).score(src, tgt)
-        _warn_of_cut(cut_sources, self.loaded.max_source_length, "sources")
-        _warn_of_cut(cut_targets, self.loaded.max_target_length, "targets")
+        TruncatedLines(cut_sources).warn(self.loaded.max_source_length, "sources")
+        TruncatedLines(cut_targets).warn(self.loaded.max_target_length, "targets")
         return scores
 
     def attention(
@@ -114,21 +112,14 @@ class Model:
         (src,), cut_source = loaded.encode_sources([source])
         (tgt,), cut_target = loaded.encode_targets([text])
         if target is not None:  # or `translate` has warned
-            _warn_of_cut(cut_source, loaded.max_source_length, "source")
-            _warn_of_cut(cut_target, loaded.max_target_length, "target")
+            TruncatedLines(cut_source).warn(loaded.max_source_length, "source")
+            TruncatedLines(cut_target).warn(loaded.max_target_length, "target")
         with self._own_precision():
             return attention_of(loaded, src, tgt)
 
     def _own_precision(self) -> torch.autocast:
         """Return a context in which the caller's autocast has no effect."""
         return torch.autocast(self.loaded.device.type, enabled=False)
-
-
-def _warn_of_cut(indices: list[int], limit: int, name: str) -> None:
-    """Warn of the lines of a list that were cut at a number of tokens."""
-    cut = TruncatedLines()
-    cut.add(indices)
-    cut.warn(limit, name)
 
 
 def _as_lines(lines: Iterable[str], name: str) -> list[str]:
