@@ -46,8 +46,10 @@ from mtrain.model.cpu import cpu_capabilities, keep_freed_memory, packed_product
 from mtrain.model.transformer import Shape
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.device import pick_device
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
+from mtrain.training.gradients import Blocks
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 from mtrain.translation import loading
@@ -263,7 +265,9 @@ def measure_sizes(args: argparse.Namespace) -> Iterator[Row]:
             own_text = {"src": args.src, "tgt": args.tgt}
             text = own_text if args.src else make_up_text(Path(folder))
             config, run = make_config(args, size, folder, text), RunDirectory(Path(folder))
-            trainer = Trainer(Session(config, Preparation(config, Stop()).prepared, run, Stop()))
+            prepared = Preparation(config, Stop()).prepared
+            blocks = Blocks(config.train.micro_batches(1))
+            trainer = Trainer(Session(config, prepared, run, Stop(), Ranks(), blocks))
             lines = read_text_file(Path(text["src"]))[: args.lines]
         weights = {name: weight.clone() for name, weight in trainer.learner.weights.items()}
         random_model = trainer.checkpoints.snapshot(weights)

@@ -16,9 +16,11 @@ import torch
 
 from mtrain.cli import app as cli
 from mtrain.config.schema import Config
-from mtrain.data.prepare import Preparation
+from mtrain.data.prepare import Preparation, Prepared
 from mtrain.runs.directory import RunDirectory
+from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.stop import Stop
+from mtrain.training.gradients import Blocks
 from mtrain.training.resume import Session
 from mtrain.training.trainer import Trainer
 
@@ -33,10 +35,11 @@ class Done:
     told: list[str]
 
 
-def trainer_of(config: Config, run: Path) -> Trainer:
-    """Return the trainer of a new run on this process alone."""
-    prepared = Preparation(config, Stop()).prepared
-    return Trainer(Session(config, prepared, RunDirectory(run), Stop()))
+def trainer_of(config: Config, run: Path, prepared: Prepared | None = None) -> Trainer:
+    """Return the trainer of a new run on this process alone; by default its text is prepared."""
+    prepared = prepared or Preparation(config, Stop()).prepared
+    blocks = Blocks(config.train.micro_batches(1))
+    return Trainer(Session(config, prepared, RunDirectory(run), Stop(), Ranks(), blocks))
 
 
 def free_port() -> int:

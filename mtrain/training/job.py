@@ -117,7 +117,7 @@ class Job:
         board = ranks.on_rank_0(partial(board_of, config))
         self.run = RunDirectory(Path(config.run_dir), board, _torchrun_launch())
         find_step_batches = partial(_find_step_batches, self.run, config, ranks)
-        self.step_batches = ranks.from_rank_0(find_step_batches, int)  # micro-batches per step
+        self.blocks = Blocks(ranks.from_rank_0(find_step_batches, int), ranks.size)
         self.previous: Status | None = None  # the status before this start
         self.has_status = False  # whether the status is that of this start
         self.step = 0  # of the last complete checkpoint
@@ -175,7 +175,7 @@ class Job:
         """
         self.ranks.on_rank_0(self._refuse_restart)
         self.ranks.check_same(dump_config(self.config), "settings")
-        _check_machines(self.config, self.ranks, Blocks(self.step_batches, self.ranks.size))
+        _check_machines(self.config, self.ranks, self.blocks)
         self.ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(self.config, self.command):
             raise self.ranks.mark_shared(RefusedError(refused))
@@ -296,7 +296,7 @@ class Job:
 
     def _trainer(self, prepared: Prepared) -> Trainer:
         session = Session(
-            self.config, prepared, self.run, self.stop, self.ranks, self.metric, self.step_batches
+            self.config, prepared, self.run, self.stop, self.ranks, self.blocks, self.metric
         )
         return Trainer(session)
 

@@ -4,7 +4,7 @@ checkpoint/           model weights; with train.ema_decay, their moving average
 checkpoint/trainer/   optimizer moments; with train.ema_decay, the latest weights too; progress
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
@@ -47,15 +47,9 @@ class Session:
     prepared: Prepared
     run: RunDirectory
     stop: Stop
-    ranks: Ranks = field(default_factory=Ranks)
+    ranks: Ranks
+    blocks: Blocks  # the micro-batches that each rank computes in a step
     metric: ExternalMetric | None = None  # of `train.metric: command`
-    step_batches: int | None = None  # micro-batches per step; None: those of the config
-
-    @property
-    def blocks(self) -> Blocks:
-        """The micro-batches that each rank computes in a step."""
-        size = self.ranks.size
-        return Blocks(self.step_batches or self.config.train.micro_batches(size), size)
 
 
 @dataclass

@@ -21,14 +21,12 @@ from mtrain.config.loading import load_config
 from mtrain.data.batches import Batch, TokenBatches
 from mtrain.data.prepare import Preparation
 from mtrain.runs import checkpoint
-from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import UserError
 from mtrain.runtime.stop import Stop
 from mtrain.training import job
 from mtrain.training import trainer as training
 from mtrain.training.optimizer import Optimizer
-from mtrain.training.resume import Session
-from mtrain.training.trainer import Trainer, slice_seed
+from mtrain.training.trainer import slice_seed
 from mtrain.training.validation import Validation
 from mtrain.translation.loading import LoadedModel
 
@@ -150,7 +148,7 @@ def test_each_setting_of_learning_reaches_the_step(tiny_config: TinyConfig, tmp_
     prepared = Preparation(load_config(path), Stop()).prepared
     for setting in settings:
         config = load_config(path, setting.split())
-        trainer = Trainer(Session(config, prepared, RunDirectory(tmp_path / "run"), Stop()))
+        trainer = trainer_of(config, tmp_path / "run", prepared)
         begins[setting] = trainer.optimizer.weights["tgt_embedding.weight"].clone()
         stream = trainer.micro_batches()
         for _ in range(2):
