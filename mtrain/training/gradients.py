@@ -164,7 +164,7 @@ def max_slices(tokens: int) -> int:
     return math.ceil(tokens / SLICE_TOKENS)
 
 
-def max_sums(micro_batches: int, slices: int, threads: int) -> int:
+def max_sums(micro_batches: int, slices: int = 1, threads: int = 1) -> int:
     """Return the largest number of `Sums` in memory: one for each thread, and those that wait in
     the trees of a step and of a micro-batch of up to `slices` slices.
     """
@@ -179,8 +179,7 @@ class SequentialGradients:
 
     def __init__(self, compute: Compute, total: Sums, largest: int) -> None:
         """Allocate sums for steps of up to `largest` micro-batches; `total` gets a step's sums."""
-        waiting = (largest - 1).bit_length()  # parts at a time, the leftmost of them in the total
-        new = [Sums(total.grads, len(total.losses)) for _ in range(waiting)]
+        new = [Sums(total.grads, len(total.losses)) for _ in range(max_sums(largest) - 1)]
         self.compute = compute
         self.latest = new.pop() if new else total
         self.stored = [*new, total]  # for parts that wait

@@ -298,7 +298,7 @@ def _num_sums(machine: MachineSettings, blocks: Blocks, train: TrainConfig) -> i
     """Return the number of sums of gradients in memory, each as large as the weights."""
     if machine.device == "cpu":
         return max_sums(blocks.largest, max_slices(train.max_tokens), machine.workers)
-    return 1 + (blocks.largest - 1).bit_length()
+    return max_sums(blocks.largest)
 
 
 def _num_moments(model: Transformer, train: TrainConfig) -> int:
