@@ -12,13 +12,18 @@ from mtrain.runtime.errors import UserError
 
 MAX_WEIGHT = 1e5  # far above any useful weight; products of much larger ones overflow
 
-RATES = ("dropout", "attention_dropout", "activation_dropout")  # fields of `Dropout`, in order
+_RATES = ("dropout", "attention_dropout", "activation_dropout")  # fields of `Dropout`, in order
 
 
 def shape_of(config: Config, vocab_size: int, pad_id: int) -> Shape:
     """Return the shape of a model from its settings and vocabulary size."""
-    settings = config.model.model_dump(exclude={*RATES})
+    settings = config.model.model_dump(exclude={*_RATES})
     return Shape(vocab_size, pad_id, max_positions=config.data.max_length, **settings)
+
+
+def rates_of(config: Config) -> Dropout:
+    """Return the rates of dropout in training."""
+    return Dropout(*(getattr(config.model, name) for name in _RATES))
 
 
 def build(

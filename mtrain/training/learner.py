@@ -18,9 +18,9 @@ from torch import Tensor
 
 from mtrain.config.schema import Config
 from mtrain.data.batches import Batch, SpecialIds
-from mtrain.model.building import RATES, build, shape_of
+from mtrain.model.building import build, rates_of, shape_of
 from mtrain.model.cpu import RowTransformer, keep_freed_memory
-from mtrain.model.transformer import Dropout, PerToken, Transformer, set_compute_dtype
+from mtrain.model.transformer import PerToken, Transformer, set_compute_dtype
 from mtrain.runtime.device import (
     can_compile,
     compute_dtype,
@@ -146,8 +146,8 @@ class Learner:
             pool = ThreadPoolExecutor(self.machine.workers, "slice", torch.set_num_threads, openmp)
         torch.manual_seed(config.seed)  # weights are drawn on the CPU, whatever the device
         shape = shape_of(config, vocab_size, ids.pad)
-        rates = Dropout(*(getattr(config.model, name) for name in RATES))
-        model = build(shape, self.device, rates, compiled=self.machine.compile).to(self.device)
+        rates, compiled = rates_of(config), self.machine.compile
+        model = build(shape, self.device, rates, compiled=compiled).to(self.device)
         set_compute_dtype(model, compute_dtype(self.machine.precision, self.device, training=True))
         self.model = model.train()
         train, decay = config.train, config.train.ema_decay
