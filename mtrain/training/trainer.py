@@ -51,7 +51,7 @@ class Trainer:
     def __init__(self, session: Session) -> None:
         self.config = session.config
         self.prepared = session.prepared
-        self.run_dir = session.run
+        self.directory = session.run
         self.stop = session.stop
         self.ranks = session.ranks
         config, tokenizer = session.config, session.prepared.tokenizer
@@ -106,7 +106,7 @@ class Trainer:
     def _write_run_files(self) -> None:
         """Write the run's settings, hashes, vocabulary and status."""
         tokenizer = self.prepared.tokenizer
-        run = self.run_dir
+        run = self.directory
         files.make_directory(run.checkpoints)
         fingerprints = self.prepared.fingerprints
         init_hash = self.checkpoints.init_hash
@@ -270,7 +270,7 @@ class Trainer:
 
     def _not_finite(self, text: str) -> UserError:
         text = f"step {self.progress.step} (up to {self.progress}): {text}"
-        if layout.complete_checkpoints(self.run_dir.checkpoints):
+        if layout.complete_checkpoints(self.directory.checkpoints):
             text += "; the last checkpoint is intact"
         return self.ranks.mark_shared(UserError(text))
 
@@ -294,7 +294,7 @@ class Trainer:
             "tokens_per_second": self.recorded_tokens / seconds,
         }
         if self.ranks.is_rank_0:
-            self.run_dir.metrics.append(record)
+            self.directory.metrics.append(record)
         summary = (
             f"loss {loss:.3f}  ppl {two_decimals(ppl)}  {record['tokens_per_second']:,.0f} tok/s"
         )

@@ -112,7 +112,7 @@ def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
 def test_a_directory_that_vanishes(bench: Bench) -> None:
     def trial(name: str) -> str:
         rig = bench.rig()
-        deed = f"shutil.rmtree(self.run_dir.path / {name!r})"
+        deed = f"shutil.rmtree(self.directory.path / {name!r})"
         trouble = bench.train(rig, prelude=strike(53, deed)).fails(1, str(rig.run))
         if name:  # validated steps whose checkpoints are gone: not begun anew without a word
             gone = "the checkpoints of this run are gone"

@@ -587,7 +587,7 @@ def test_checkpoints_are_left_alone_once_the_directory_is_not_held(run: Path) ->
     """Another process may have replaced it."""
     stop(run, 5)
     trainer = trainer_of(load_config(config_of_all(), [f"run_dir={run}"]), run)
-    with trainer.run_dir.hold():
+    with trainer.directory.hold():
         (run / ".lock").unlink()
         (run / "checkpoints" / ".step-00000009.partial").mkdir()
         before = sorted(run.rglob("*"))
