@@ -225,11 +225,11 @@ def make_forecast(
     blocks: Blocks,
     vocab_size: int,
     vocabulary_bytes: int,
-    micro_batches: float,
-    tokens: float,
+    epoch_batches: float,
+    mean_tokens: float,
 ) -> Forecast:
     """Forecast a run without measuring steps, from the number of micro-batches of all ranks in an
-    epoch and their mean number of target `tokens`.
+    epoch and their mean number of target tokens.
     """
     train = config.train
     machine = MachineSettings.of(config, ranks, blocks)
@@ -248,11 +248,11 @@ def make_forecast(
         device=(f"{ranks.size} x " if ranks.size > 1 else "") + _settings_of(machine),
         parameters=parameters,
         vocab_size=vocab_size,
-        steps_per_epoch=max(1, int(micro_batches // step_batches)),
-        tokens_per_step=int(tokens * step_batches),
+        steps_per_epoch=max(1, int(epoch_batches // step_batches)),
+        tokens_per_step=int(mean_tokens * step_batches),
         step_batches=step_batches,
         max_steps=train.max_steps,
-        epochs=train.max_steps * step_batches / max(1, micro_batches),
+        epochs=train.max_steps * step_batches / max(1, epoch_batches),
         schedule=train.schedule,
         peak_lr=make_schedule(train, config.model.d_model)(peak_step),
         peak_step=peak_step,
@@ -365,10 +365,14 @@ def forecast_from_sample(
     batches = [
         lengths[rows] for rows, _ in pack_by_tokens(lengths, config.train.max_tokens, widths)
     ]
-    micro_batches = len(batches) * pairs / len(lengths)
-    tokens = float(lengths[:, 1].sum()) / len(batches)
     result = make_forecast(
-        config, Ranks(), blocks, vocab_size, vocabulary_bytes, micro_batches, tokens
+        config,
+        Ranks(),
+        blocks,
+        vocab_size,
+        vocabulary_bytes,
+        epoch_batches=len(batches) * pairs / len(lengths),
+        mean_tokens=float(lengths[:, 1].sum()) / len(batches),
     )
     largest = max(batches, key=lambda lengths: int(lengths.max()) * len(lengths))
     result.add_time(largest if timed else None, config.train.max_steps, check_stop)

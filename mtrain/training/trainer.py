@@ -141,8 +141,8 @@ class Trainer:
             self.blocks,
             tokenizer.vocab_size,
             len(tokenizer.proto),
-            micro_batches=len(planned) * self.batches.pools,
-            tokens=sum(batch.num_tokens for batch in planned) / max(1, len(planned)),
+            epoch_batches=len(planned) * self.batches.pools,
+            mean_tokens=sum(batch.num_tokens for batch in planned) / max(1, len(planned)),
         )
         if timed and planned:
             largest = max(planned, key=lambda batch: len(batch.indices))

@@ -47,7 +47,7 @@ def load(tiny_config: TinyConfig, **settings: Any) -> Config:
 def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.keep_checkpoints": 1, "train.max_steps": 60})
     found = make_forecast(
-        config, Ranks(size=2), Blocks(2, 2), 320, 500, micro_batches=40, tokens=200.0
+        config, Ranks(size=2), Blocks(2, 2), 320, 500, epoch_batches=40, mean_tokens=200.0
     )
     parameters = Transformer(shape_of(config, 320, 0)).num_parameters
     one = 4 * parameters + 500
@@ -271,7 +271,9 @@ def test_likely_mistakes_are_warned_of(
 ) -> None:
     for keys, expected in ((settings, True), ({"max_steps": 4000}, False)):
         config = load(tiny_config, **{f"train.{key}": each for key, each in keys.items()})
-        found = make_forecast(config, Ranks(), Blocks(1), 320, 500, micro_batches=40, tokens=200.0)
+        found = make_forecast(
+            config, Ranks(), Blocks(1), 320, 500, epoch_batches=40, mean_tokens=200.0
+        )
         warnings = "\n".join(found.warnings())
         assert bool(re.search(message, warnings)) == expected
         assert found.numbers["peak_step"] <= config.train.max_steps
