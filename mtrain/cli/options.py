@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mtrain.cli import completion
-from mtrain.config.languages import Tokenizer, language_error
+from mtrain.config.languages import BleuTokenizer, language_error
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
 
@@ -231,7 +231,7 @@ Language = Annotated[
     str | None, value("CODE", "Target language; chooses the tokenizer.", parser=as_language)
 ]
 TOKENIZE = "sacreBLEU tokenizer: 13a, intl, zh, ja-mecab, ..."
-Tokenize = Annotated[Tokenizer | None, choice(TOKENIZE, metavar="NAME")]
+Tokenize = Annotated[BleuTokenizer | None, choice(TOKENIZE, metavar="NAME")]
 Lowercase = Annotated[bool, flag("Ignore case.", "--lowercase")]
 Json = Annotated[bool, flag("Print one JSON object.", "--json")]
 DEVICES = ["auto", "cpu", "cuda", "mps"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mtrain.cli import opening, options
 from mtrain.cli.options import file, path, value
 from mtrain.cli.streams import check_output, print_json, print_text
-from mtrain.config.languages import FETCHED, Tokenizer, language_code, tokenizer_for
+from mtrain.config.languages import FETCHED, BleuTokenizer, language_code, tokenizer_for
 from mtrain.runtime import log
 from mtrain.runtime.console import writing
 from mtrain.runtime.errors import RefusedError, UserError
@@ -82,7 +82,7 @@ def evaluate(
         log.logger.warning("%s", note)
 
 
-def _tokenizer_of(config: "Config") -> Tokenizer | None:
+def _tokenizer_of(config: "Config") -> BleuTokenizer | None:
     """Return the tokenizer that a model's config names, if any. Refuse one that sacreBLEU would
     download: the model may be from somebody else.
     """

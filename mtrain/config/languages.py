@@ -25,9 +25,9 @@ FREQUENT: dict[str, set[str]] = {
 _Local = Literal["none", "zh", "13a", "intl", "char", "ja-mecab", "ko-mecab"]
 # sacreBLEU downloads the models of these.
 _Fetched = Literal["spm", "flores101", "flores200", "spBLEU-1K"]
-Tokenizer = Literal[_Local, _Fetched]
+BleuTokenizer = Literal[_Local, _Fetched]
 FETCHED: tuple[str, ...] = get_args(_Fetched)
-TOKENIZERS: dict[str, Tokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+TOKENIZERS: dict[str, BleuTokenizer] = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 # Languages without spaces between words, except Chinese and Japanese: sacreBLEU can only split them
 # into characters (`char`) for BLEU, and not at all for TER.
@@ -47,7 +47,7 @@ def language_code(language: str) -> str:
     return _TWO_LETTERS.get(code, code)
 
 
-def tokenizer_for(language: str | None) -> Tokenizer:
+def tokenizer_for(language: str | None) -> BleuTokenizer:
     """Return sacreBLEU's tokenizer for a target language; 13a for most and for unknown ones."""
     return TOKENIZERS.get(language_code(language or ""), "13a")
 

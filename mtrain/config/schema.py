@@ -23,7 +23,7 @@ from mtrain.config.corpora import (
     Section,
     Word,
 )
-from mtrain.config.languages import Tokenizer, known_script, tokenizer_for
+from mtrain.config.languages import BleuTokenizer, known_script, tokenizer_for
 from mtrain.config.yaml_reader import dump_document
 from mtrain.runtime.errors import RefusedError
 
@@ -49,7 +49,7 @@ class DataConfig(Section):
     """source language code"""
     tgt_lang: Word
     """target language code; BLEU is tokenized for it"""
-    bleu_tokenize: Tokenizer | None = None
+    bleu_tokenize: BleuTokenizer | None = None
     """sacreBLEU's tokenizer for BLEU; null: that of the target language"""
     train: Annotated[list[Corpus], Field(min_length=1)]
     """corpora to learn from, concatenated"""

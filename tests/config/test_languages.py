@@ -15,7 +15,7 @@ from mtrain.config.languages import (
     MISTAKES,
     NAMES,
     SCRIPT_NAMES,
-    Tokenizer,
+    BleuTokenizer,
     known_script,
     language_error,
     tokenizer_for,
@@ -66,7 +66,7 @@ def test_the_target_language_names_the_tokenizer() -> None:
         (("ko", "kor"), "ko-mecab"),
     ):
         assert {tokenizer_for(name) for name in names} == {tokenizer}
-    assert set(get_args(Tokenizer)) == set(BLEU.TOKENIZERS)
+    assert set(get_args(BleuTokenizer)) == set(BLEU.TOKENIZERS)
 
 
 def test_an_unknown_source_language_is_only_warned_of(
