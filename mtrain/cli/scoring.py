@@ -43,6 +43,7 @@ def evaluate(
     Example: `mtrain eval -m runs/NAME -s test.en -r test.de`
     """
     model = model if run is None else [opening.run_or_checkpoint(run, model)]
+    reference = reference or []
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
     from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
     from mtrain.scoring.notes import find_faults
@@ -51,17 +52,16 @@ def evaluate(
     check_seed()
     check_tokenizer(tokenize or tokenizer_for(tgt_lang))
     is_given = tokenize is not None or tgt_lang is not None
-    first = (reference or [])[:1]  # its name, for errors
     if model is not None and on is not None:
         sources, references, language, tag = _read_run_set(model[0], on, output)
         tgt_lang = tgt_lang or language
         decode["tag"] = tag if decode["tag"] is None else decode["tag"]
     else:
-        references = read_references(reference or [])
-        sources = read_source(source, references, *first) if source else []
+        references = read_references(reference)
+        sources = read_source(source, references, reference[0]) if source else []
     is_wrong = False  # whether the translations are in another language than the references
     if hypothesis is not None:
-        hypotheses = read_aligned(hypothesis, references, *first)
+        hypotheses = read_aligned(hypothesis, references, reference[0])
     else:
         with opening.open_translator(model or [], device, precision, **decode) as translator:
             is_wrong = _warn_of_direction(translator.loaded, tgt_lang, sources, references)
@@ -156,7 +156,7 @@ def _translate(translator: "Translator", sources: list[str], output: Path | None
 def _check_eval_inputs(
     model: list[Path] | None,
     source: Path | None,
-    reference: list[Path] | None,
+    reference: list[Path],
     hypothesis: Path | None,
     output: Path | None,
     on: str | None,
@@ -183,7 +183,7 @@ def _check_eval_inputs(
         fault = "--hypothesis needs -r/--reference"
     if fault:
         raise RefusedError(f"mtrain eval: {fault}")
-    refuse_overwriting(output, source, hypothesis, *(reference or []))
+    refuse_overwriting(output, source, hypothesis, *reference)
     if output is not None:
         check_output(output)
     needs_model = (device, precision) != ("auto", "auto") or any(
