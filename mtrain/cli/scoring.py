@@ -143,7 +143,9 @@ def _warn_of_direction(
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
     """Translate sources, and write the translations to the file `output`, if given."""
-    cut, unended = log.TruncatedLines(), log.UnendedLines()
+    from mtrain.translation.translator import UnendedLines
+
+    cut, unended = log.TruncatedLines(), UnendedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
         hypotheses = translator.best(sources, bar.update, cut.add, unended.add)
     cut.warn(translator.loaded.max_source_length)

@@ -187,14 +187,3 @@ class TruncatedLines(CountedLines):
         """Warn of the truncated lines of a text, if there are any."""
         where = f"{text}: " if text else ""
         self.warn_of(f"{where}lines longer than {limit} tokens, cut there")
-
-
-class UnendedLines(CountedLines):
-    """Lines whose translations are as long as their limit allows, and may lack their end."""
-
-    def warn(self, settings: str = "--max-len-a or --max-len-b") -> None:
-        """Warn of these lines, if there are any; `settings` names those of the limit."""
-        self.warn_of(
-            "translations as long as their limit allows, perhaps without their end",
-            f"; look at them, and raise {settings} if they stop short",
-        )

@@ -9,12 +9,18 @@ import torch
 
 from mtrain.config.schema import DecodeConfig, override_decode
 from mtrain.runtime.errors import RefusedError, UserError
-from mtrain.runtime.log import TruncatedLines, UnendedLines
+from mtrain.runtime.log import TruncatedLines
 from mtrain.translation.attention import Attention, attention_of
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
 from mtrain.translation.threads import prepare_forks
-from mtrain.translation.translator import Translation, Translator, at_limit, check_options
+from mtrain.translation.translator import (
+    Translation,
+    Translator,
+    UnendedLines,
+    at_limit,
+    check_options,
+)
 
 
 class Model:

@@ -16,12 +16,12 @@ from mtrain.corpus.lines import (
     strip_line_ends,
 )
 from mtrain.runtime.errors import UserError
-from mtrain.runtime.log import TruncatedLines, UnendedLines, progress_bar, warn_of_counts
+from mtrain.runtime.log import TruncatedLines, progress_bar, warn_of_counts
 from mtrain.scoring.references import check_same_length
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.translator import Translation, Translator, at_limit
+from mtrain.translation.translator import Translation, Translator, UnendedLines, at_limit
 
 Window = list[tuple[str, str]]  # lines to translate together, each with its target prefix
 

@@ -25,6 +25,7 @@ from mtrain.data.batches import batch_by_length, pad
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
+from mtrain.runtime.log import CountedLines
 from mtrain.runtime.workers import CAN_FORK, map_tasks
 from mtrain.scoring.mbr import min_risk_index
 from mtrain.translation.loading import NOT_A_NUMBER, LoadedModel
@@ -373,6 +374,17 @@ class Translator:
 def at_limit(results: Translated) -> list[int]:
     """Return the indices of the lines whose best translation is as long as its limit allows."""
     return [index for index, (best, *_) in enumerate(results) if best.is_at_limit]
+
+
+class UnendedLines(CountedLines):
+    """Lines whose translations are as long as their limit allows, and may lack their end."""
+
+    def warn(self, settings: str = "--max-len-a or --max-len-b") -> None:
+        """Warn of these lines, if there are any; `settings` names those of the limit."""
+        self.warn_of(
+            "translations as long as their limit allows, perhaps without their end",
+            f"; look at them, and raise {settings} if they stop short",
+        )
 
 
 def _in_processes(
