@@ -54,8 +54,8 @@ class Axis:
 
     low: float
     high: float
-    start: float
-    end: float
+    start: int
+    end: int
 
     def __call__(self, value: float) -> float:
         """Return the position of a value in pixels."""
@@ -80,6 +80,7 @@ class Chart:
     title: str
     series: list[Series]
     last: int  # last step on the axis
+    size = WIDTH, HEIGHT
 
     @property
     def summary(self) -> str:
