@@ -90,15 +90,14 @@ class DataConfig(Section):
     @property
     def corpora(self) -> dict[str, Corpus]:
         """Every corpus by its key in the config."""
-        found = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
-        found |= zip(self.valid_keys, self.valid_corpora, strict=True)
-        return found | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
+        train = {f"data.train.{number}": corpus for number, corpus in enumerate(self.train)}
+        return train | self.scored_corpora
 
     @property
     def scored_corpora(self) -> dict[str, Corpus]:
         """The validation and test corpora by their keys."""
-        corpora = self.corpora.items()
-        return {key: each for key, each in corpora if not key.startswith("data.train.")}
+        valid = dict(zip(self.valid_keys, self.valid_corpora, strict=True))
+        return valid | {f"data.test.{name}": corpus for name, corpus in self.test.items()}
 
     def languages(self, corpus: CorpusEntry) -> tuple[str, str]:
         """Return source and target language of the direction that the model learns."""
