@@ -31,7 +31,7 @@ def check(loaded: LoadedModel, output: Path) -> None:
     """
     if output.suffix != SUFFIX:
         raise RefusedError(f"--output {output}: give a name that ends in {SUFFIX}")
-    if (limit := loaded.positions_limit) is not None and limit < MAX_TOKENS:
+    if (limit := loaded.positions_limit) < MAX_TOKENS:
         raise RefusedError(
             f"data.max_length: {limit} learned positions are too few: Argos Translate cuts "
             f"sentences at {MAX_TOKENS:,} tokens; use --to ctranslate2"

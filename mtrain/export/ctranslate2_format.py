@@ -36,7 +36,8 @@ def write(directory: Path, loaded: LoadedModel, quantization: str) -> None:
     (directory / layout.TOKENIZER).write_bytes(loaded.tokenizer.proto)
     longest = loaded.max_source_length
     needed = max(MAX_TOKENS + 1, longest, loaded.target_limit(longest))
-    positions = loaded.positions_limit or needed
+    is_learned = loaded.model.shape.positions == "learned"
+    positions = loaded.positions_limit if is_learned else needed
     spec = _spec(loaded.model, loaded.tokenizer, positions)
     spec.validate()
     kind = None if quantization == "float32" else quantization

@@ -111,7 +111,7 @@ def _sentence(
     else:
         (tgt,) = loaded.tokenizer.encode([target])
         text = target
-    max_tokens = min(MAX_TOKENS, loaded.positions_limit or MAX_TOKENS)
+    max_tokens = min(MAX_TOKENS, loaded.positions_limit)
     if cut or max(len(src), len(tgt)) >= max_tokens:
         raise UserError(
             f"line {number}: {len(src) + 1} source and {len(tgt) + 1} target tokens; attention "

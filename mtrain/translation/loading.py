@@ -1,5 +1,6 @@
 """Load models for translation: a run's best model, a checkpoint, or an ensemble of several."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,16 +92,15 @@ class LoadedModel:
         return Ensemble(decoders) if self.other_models else decoders[0]
 
     @property
-    def positions_limit(self) -> int | None:
-        """Longest sequence that learned positions allow; None for sinusoidal positions."""
+    def positions_limit(self) -> int:
+        """Longest sequence that learned positions allow; sinusoidal ones allow any."""
         shapes = [model.shape for model in self.all_models if model.shape.positions == "learned"]
-        return min((shape.max_positions for shape in shapes), default=None)
+        return min((shape.max_positions for shape in shapes), default=sys.maxsize)
 
     @property
     def max_source_length(self) -> int:
         """Longest source; longer lines are cut."""
-        limit = self.decode.max_source_length
-        return min(limit, self.positions_limit or limit)
+        return min(self.decode.max_source_length, self.positions_limit)
 
     @property
     def max_target_length(self) -> int:
@@ -112,7 +112,7 @@ class LoadedModel:
         without eos.
         """
         limit = max(self.decode.target_limit(source_length), prefix_length + 1)
-        return min(limit, self.positions_limit or limit)
+        return min(limit, self.positions_limit)
 
     def max_characters(self, tokens: int) -> int:
         """Return the number of characters of a line that are tokenized: more than fit into this

@@ -198,7 +198,7 @@ class Translator:
         prefix_ids: list[list[int]] = [[] for _ in indices]
         if prefixes is not None:
             prefix_ids = self.loaded.tokenizer.encode([prefixes[index] for index in indices])
-        limit = self.loaded.positions_limit or math.inf
+        limit = self.loaded.positions_limit
         full = [i for i, ids in enumerate(prefix_ids) if len(ids) >= limit]
         encoded = list(map(Line, sources, prefix_ids, [first + index for index in indices]))
         return encoded, [indices[i] for i in sorted({*cut, *full})]
