@@ -22,7 +22,6 @@ DROPPED = "pairs dropped: "  # prefix of the counts of pairs that are left out
 CARRIAGE_RETURNS = "carriage returns removed"
 NOT_UTF8 = DROPPED + "invalid UTF-8"
 BLANK = DROPPED + "blank on a side"
-MAX_INVALID = 0.05  # warn if a larger fraction of pairs is invalid UTF-8: another encoding?
 # Maximum length in bytes of a line, cell, field or segment; a longer one is not a sentence. The
 # excess is not read into memory; the pair is dropped, or refused in a scored set.
 MAX_LINE_LENGTH = 1 << 20

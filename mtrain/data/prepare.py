@@ -23,7 +23,7 @@ import numpy as np
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
 from mtrain.config.schema import Config
 from mtrain.corpus import readers
-from mtrain.corpus.lines import DROPPED, MAX_INVALID, NOT_UTF8, chunked, is_blank, join_names
+from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, is_blank, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
 from mtrain.corpus.readers import Pair, Scan, ScoredText, corpus_name, reading_of
 from mtrain.data import duplicates
@@ -53,6 +53,7 @@ from mtrain.scoring.metrics import check_tokenizer
 # The temperature repeats the pairs of a small corpus at most this often in an epoch.
 MAX_REPETITION = 1000.0
 ENCODED = 10_000  # lines of a scored set that are tokenized at a time
+MAX_INVALID = 0.05  # warn if a larger fraction of pairs is invalid UTF-8: another encoding?
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from mtrain.config.schema import Config, dump_config
 from mtrain.config.yaml_reader import quote_value
 from mtrain.runs import layout, manifest, reader
 from mtrain.runs.records import (
-    PACKAGES,
     TIME,
     Fingerprints,
     Launch,
@@ -38,6 +37,7 @@ from mtrain.runtime.errors import RefusedError, UserError, as_user_error, printa
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.log import logger
 
+PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # versions are recorded
 # What to do if the directory cannot be written, by errno.
 ADVICE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room and run the same command again")
 ADVICE[errno.EFBIG] = "raise the limit on the size of files (ulimit -f)"

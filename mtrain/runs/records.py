@@ -29,7 +29,6 @@ ExitCode = Annotated[int, Field(ge=0, le=255)]
 State = Literal["preparing", "running", "complete", "stopped", "failed", "refused"]
 
 TIME = "%Y-%m-%dT%H:%M:%S%z"
-PACKAGES = ("torch", "numpy", "sentencepiece", "sacrebleu", "safetensors")  # versions are recorded
 MAX_TEXT_BYTES = 256 << 20  # of `metrics.jsonl` or a file of translations
 MAX_RECORDS = 2_000_000  # lines of `metrics.jsonl`
 MAX_BROKEN = 10_000  # invalid lines of `metrics.jsonl`
