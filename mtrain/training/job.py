@@ -125,7 +125,7 @@ class Job:
     def train(self) -> None:
         """Train to the end and record in the status how it ended."""
         with ExitStack() as stack:
-            self._start(stack)
+            self._lock(stack)
             trainer: Trainer | None = None
             try:
                 self.ranks.on_rank_0(self._open_run)
@@ -160,7 +160,7 @@ class Job:
         logger.info("dry run: nothing was trained")
         return figures
 
-    def _start(self, stack: ExitStack) -> None:
+    def _lock(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes; record a refusal in the run's status."""
         try:
             self.refuse_invalid_start()
@@ -230,7 +230,7 @@ class Job:
                 status = {**self.previous.model_dump(), "launch": self.run.launch}
                 self.run.write(layout.STATUS, status)
         else:
-            self._begin()
+            self._replace_status()
         self.step = self.run.last_step
         self._refuse_unfit_config()
 
@@ -244,15 +244,15 @@ class Job:
         if not self.step and self.config.train.init_from is not None:
             _check_shape(self.config, init_checkpoint(self.config.train.init_from))
 
-    def _begin(self) -> None:
+    def _replace_status(self) -> None:
         """Replace the previous status by that of this start."""
         self.has_status = True
         self.run.set_status("preparing", self.step)
 
-    def _begin_run(self, preparation: Preparation) -> None:
-        """Begin a new run and check its text, before synthetic text is made, which takes hours."""
+    def _check_new_run(self, preparation: Preparation) -> None:
+        """Check the text of a run that has not begun: synthetic text, made next, takes hours."""
         if not self.run.has_begun:
-            self._begin()
+            self._replace_status()
             existing_vocabulary(self.config)  # refuses one that does not fit
             compatibility.check_data(self.run, preparation.fingerprints)
             refuse_worthless_text(preparation)
@@ -275,14 +275,14 @@ class Job:
         return replace(prepared, fingerprints=fingerprints)
 
     def _make_synthetic_text(self) -> tuple[Preparation, dict[str, Any]]:
-        """Begin the run and make missing synthetic text. Return the preparation of all text, and
+        """Check a new run and make missing synthetic text. Return the preparation of all text, and
         the records of synthetic text.
         """
         config = self.config
         if self.run.has_begun:  # until then, its synthetic text may be replaced
             config = with_synthetic_text(config)
         preparation = Preparation(config, self.stop)
-        self.ranks.on_rank_0(partial(self._begin_run, preparation))
+        self.ranks.on_rank_0(partial(self._check_new_run, preparation))
         if records := synthesize(self.config, self.run, self.stop, self.ranks):
             preparation = Preparation(with_synthetic_text(self.config), self.stop)
         return preparation, records
@@ -290,7 +290,7 @@ class Job:
     def _prepare_vocabulary(self, preparation: Preparation) -> bytes:
         """Replace the previous status, prepare the text and return the vocabulary, on rank 0."""
         compatibility.check_data(self.run, preparation.fingerprints)
-        self._begin()
+        self._replace_status()
         compatibility.check_data(self.run, preparation.prepared.fingerprints)
         return preparation.tokenizer.proto
 
