@@ -97,13 +97,90 @@ def build_data(config: Config, stop: Stop, config_file: Path | None) -> None:
         logger.info("prepared text is in %s; mtrain train finds it there", cache_directory())
 
 
-@dataclass
-class Job:
-    """One rank of a job.
+class StartStatus:
+    """The status of this start of a run in `status.json`, on rank 0.
 
     A start that is refused, or fails before settings and text are checked, does not change the
     status that an earlier start left.
     """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.previous: Status | None = None  # the status before this start
+        self.is_replaced = False  # whether the status is that of this start
+        self.step = 0  # of the last complete checkpoint
+
+    def read_previous(self) -> None:
+        """Read the status that the last start left, unless it is damaged: a start replaces it."""
+        with suppress(UserError):
+            self.previous = self.run.read(layout.STATUS, Status)
+
+    def refuse_restart(self, stop: Stop) -> None:
+        """Raise `StoppedError` if torchrun restarts a job that is over. Otherwise count the time
+        limit from the job's first start.
+        """
+        launch = self.run.launch
+        if launch is None:
+            return
+        self.read_previous()
+        for end in (self.previous.last_start, self.previous) if self.previous else ():
+            if not (end and end.launch and end.launch.job == launch.job):
+                continue
+            launch.began = end.launch.began
+            code = end.exit_code or EXIT_FAILED
+            # when machines join a job, torchrun sends SIGTERM and starts it again, but does not
+            # count that as a restart
+            have_joined = code == EXIT_TERMINATED and launch.restarts <= end.launch.restarts
+            if end.launch.is_over and not have_joined:
+                raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
+        stop.started -= time.time() - launch.began
+
+    def record_refusal(self, error: RefusedError) -> None:
+        """Record a refusal from before locking, if the directory has a run that no process uses."""
+        if not self.run.has_begun:
+            return
+        if self.run.launch:
+            self.run.launch.is_over = True
+        with suppress(UserError, OSError), self.run.hold():
+            if (status := self.run.read(layout.STATUS, Status)) is not None:
+                add_log_file(self.run.path / layout.LOG)
+                self.run.record_failed_start(status, "refused", error)
+
+    def open(self) -> None:
+        """Read how far the run is, or begin its status."""
+        if (self.run.path / layout.STATUS).exists():
+            self.read_previous()
+            if self.previous and self.run.launch:  # so that torchrun restarts it after a kill
+                status = {**self.previous.model_dump(), "launch": self.run.launch}
+                self.run.write(layout.STATUS, status)
+        else:
+            self.replace()
+        self.step = self.run.last_step
+
+    def replace(self) -> None:
+        """Replace the previous status by that of this start."""
+        self.is_replaced = True
+        self.run.set_status("preparing", self.step)
+
+    def record_end(self, failure: UserError, step: int, ranks: Ranks) -> None:
+        """Record that an error ended this start, after a step."""
+        if self.run.launch:
+            # torchrun sends SIGTERM to the other processes when one dies
+            was_killed = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
+            was_killed |= isinstance(failure, DisconnectedError)
+            self.run.launch.is_over = failure.is_shared or ranks.size == 1 or not was_killed
+        state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
+        if isinstance(failure, RefusedError):
+            state = "refused"
+        if self.previous is not None and (state == "refused" or not self.is_replaced):
+            self.run.record_failed_start(self.previous, state, failure)
+        elif self.is_replaced:
+            self.run.set_status(state, max(step, self.step), str(failure), failure.exit_code)
+
+
+@dataclass
+class Job:
+    """One rank of a job."""
 
     config: Config
     stop: Stop
@@ -118,9 +195,7 @@ class Job:
         self.run = RunDirectory(Path(config.run_dir), board, _torchrun_launch())
         find_step_batches = partial(_find_step_batches, self.run, config, ranks)
         self.blocks = Blocks(ranks.from_rank_0(find_step_batches, int), ranks.size)
-        self.previous: Status | None = None  # the status before this start
-        self.has_status = False  # whether the status is that of this start
-        self.step = 0  # of the last complete checkpoint
+        self.status = StartStatus(self.run)
 
     def train(self) -> None:
         """Train to the end and record in the status how it ended."""
@@ -141,11 +216,11 @@ class Job:
     def dry_run(self) -> dict[str, Any]:
         """Log what training would do, on rank 0, and return it as figures."""
         compatibility.refuse_foreign_directory(self.run, self.config_file)
-        self._read_previous()
+        self.status.read_previous()
         self.config, warnings = without_missing_init_from(self.config)
         for text in warnings:
             logger.warning("%s", text)
-        self.step = self.run.last_step
+        self.status.step = self.run.last_step
         self._refuse_unfit_config()
         with out_of_memory_as(LACK_OF_MEMORY):
             available = without_missing_text(self.config, self.stop, timed=True)
@@ -166,39 +241,20 @@ class Job:
             self.refuse_invalid_start()
             self.ranks.on_rank_0(partial(self._hold, stack))
         except RefusedError as error:
-            self._record_refusal(error)
+            if self.ranks.is_rank_0:
+                self.status.record_refusal(error)
             raise
 
     def refuse_invalid_start(self) -> None:
         """Refuse ranks with different settings or machines, and a metric without its command;
         raises `StoppedError` if torchrun restarts a job that is over.
         """
-        self.ranks.on_rank_0(self._refuse_restart)
+        self.ranks.on_rank_0(partial(self.status.refuse_restart, self.stop))
         self.ranks.check_same(dump_config(self.config), "settings")
         _check_machines(self.config, self.ranks, self.blocks)
         self.ranks.check_same(json.dumps(self.command), OPTION)
         if refused := _metric_mismatch(self.config, self.command):
             raise self.ranks.mark_shared(RefusedError(refused))
-
-    def _refuse_restart(self) -> None:
-        """Raise `StoppedError` if torchrun restarts a job that is over. Otherwise count the time
-        limit from the job's first start.
-        """
-        launch = self.run.launch
-        if launch is None:
-            return
-        self._read_previous()
-        for end in (self.previous.last_start, self.previous) if self.previous else ():
-            if not (end and end.launch and end.launch.job == launch.job):
-                continue
-            launch.began = end.launch.began
-            code = end.exit_code or EXIT_FAILED
-            # when machines join a job, torchrun sends SIGTERM and starts it again, but does not
-            # count that as a restart
-            have_joined = code == EXIT_TERMINATED and launch.restarts <= end.launch.restarts
-            if end.launch.is_over and not have_joined:
-                raise StoppedError(f"not restarted: this job has ended with exit code {code}", code)
-        self.stop.started -= time.time() - launch.began
 
     def _hold(self, stack: ExitStack) -> None:
         """Lock the run directory until `stack` closes, and log to it."""
@@ -206,32 +262,9 @@ class Job:
         stack.enter_context(self.run.hold())
         add_log_file(self.run.path / layout.LOG)
 
-    def _record_refusal(self, error: RefusedError) -> None:
-        """Record a refusal from before locking, if the directory has a run that no process uses."""
-        if not self.ranks.is_rank_0 or not self.run.has_begun:
-            return
-        if self.run.launch:
-            self.run.launch.is_over = True
-        with suppress(UserError, OSError), self.run.hold():
-            if (status := self.run.read(layout.STATUS, Status)) is not None:
-                add_log_file(self.run.path / layout.LOG)
-                self.run.record_failed_start(status, "refused", error)
-
-    def _read_previous(self) -> None:
-        """Read the status that the last start left, unless it is damaged: a start replaces it."""
-        with suppress(UserError):
-            self.previous = self.run.read(layout.STATUS, Status)
-
     def _open_run(self) -> None:
         """Read how far the run is, or begin its status; refuse a config that does not fit it."""
-        if (self.run.path / layout.STATUS).exists():
-            self._read_previous()
-            if self.previous and self.run.launch:  # so that torchrun restarts it after a kill
-                status = {**self.previous.model_dump(), "launch": self.run.launch}
-                self.run.write(layout.STATUS, status)
-        else:
-            self._replace_status()
-        self.step = self.run.last_step
+        self.status.open()
         self._refuse_unfit_config()
 
     def _refuse_unfit_config(self) -> None:
@@ -240,19 +273,15 @@ class Job:
         history = self.run.read(layout.BEST, History)
         if history and history.steps:  # until it has scored something, the command may change
             compatibility.check_data(self.run, {"metric_command": self.command})
-        compatibility.refuse_lost_checkpoints(self.run, self.previous, self.config.train.save_every)
-        if not self.step and self.config.train.init_from is not None:
-            _check_shape(self.config, init_checkpoint(self.config.train.init_from))
-
-    def _replace_status(self) -> None:
-        """Replace the previous status by that of this start."""
-        self.has_status = True
-        self.run.set_status("preparing", self.step)
+        train = self.config.train
+        compatibility.refuse_lost_checkpoints(self.run, self.status.previous, train.save_every)
+        if not self.status.step and train.init_from is not None:
+            _check_shape(self.config, init_checkpoint(train.init_from))
 
     def _check_new_run(self, preparation: Preparation) -> None:
         """Check the text of a run that has not begun: synthetic text, made next, takes hours."""
         if not self.run.has_begun:
-            self._replace_status()
+            self.status.replace()
             existing_vocabulary(self.config)  # refuses one that does not fit
             compatibility.check_data(self.run, preparation.fingerprints)
             refuse_worthless_text(preparation)
@@ -290,7 +319,7 @@ class Job:
     def _prepare_vocabulary(self, preparation: Preparation) -> bytes:
         """Replace the previous status, prepare the text and return the vocabulary, on rank 0."""
         compatibility.check_data(self.run, preparation.fingerprints)
-        self._replace_status()
+        self.status.replace()
         compatibility.check_data(self.run, preparation.prepared.fingerprints)
         return preparation.tokenizer.proto
 
@@ -315,22 +344,8 @@ class Job:
         if self.ranks.is_rank_0:
             # on a full disk, or if the directory is gone, only the message reports the end
             with suppress(OSError, ReplacedError):
-                self._record_end(failure, max(step, self.step))
+                self.status.record_end(failure, step, self.ranks)
         return failure
-
-    def _record_end(self, failure: UserError, step: int) -> None:
-        if self.run.launch:
-            # torchrun sends SIGTERM to the other processes when one dies
-            was_killed = isinstance(failure, StoppedError) and failure.exit_code == EXIT_TERMINATED
-            was_killed |= isinstance(failure, DisconnectedError)
-            self.run.launch.is_over = failure.is_shared or self.ranks.size == 1 or not was_killed
-        state: State = "stopped" if isinstance(failure, StoppedError) else "failed"
-        if isinstance(failure, RefusedError):
-            state = "refused"
-        if self.previous is not None and (state == "refused" or not self.has_status):
-            self.run.record_failed_start(self.previous, state, failure)
-        elif self.has_status:
-            self.run.set_status(state, step, str(failure), failure.exit_code)
 
 
 def _torchrun_launch() -> Launch | None:
