@@ -22,8 +22,8 @@ from mtrain.runs.compatibility import refuse_foreign_directory
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.metrics import missing_tokenizers
-from mtrain.training.plan import Forecast, forecast_from_sample, text_warnings, tokenizer_warnings
+from mtrain.scoring.suitability import missing_tokenizers, text_warnings, tokenizer_warnings
+from mtrain.training.plan import Forecast, forecast_from_sample
 
 MAX_ENCODED = 20_000  # approximate number of pairs of the sample that are tokenized
 MAX_BYTE_FRACTION = 0.02  # fraction of tokens that are bytes or unknown

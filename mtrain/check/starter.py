@@ -36,7 +36,7 @@ from mtrain.runtime.files import make_directories
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
-from mtrain.scoring.metrics import missing_tokenizers
+from mtrain.scoring.suitability import missing_tokenizers, text_warnings
 
 SAMPLE = 20_000  # approximate number of pairs whose words and characters are counted
 MAX_LOST = 0.2  # fraction of pairs that may be invalid UTF-8; else the encoding is another one
@@ -231,8 +231,6 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
         sink.write(text.encode("utf-8"))
     warn_of_counts(+reading.counts)
     logger.info("%s training pairs", f"{size.pairs:,}")
-    from mtrain.training.plan import text_warnings  # loads torch
-
     missing = missing_tokenizers([tokenizer_for(request.tgt_lang)])
     for text in (*text_warnings(size.pairs, sets), *missing):
         logger.warning("%s", text)

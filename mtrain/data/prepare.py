@@ -49,6 +49,7 @@ from mtrain.runtime.log import TruncatedLines, logger, progress_bar
 from mtrain.runtime.stop import Stop
 from mtrain.runtime.workers import worker_count
 from mtrain.scoring.metrics import check_tokenizer
+from mtrain.scoring.suitability import normalization_warnings, text_warnings, tokenizer_warnings
 
 # The temperature repeats the pairs of a small corpus at most this often in an epoch.
 MAX_REPETITION = 1000.0
@@ -64,6 +65,15 @@ class Prepared:
     store: Store
     sets: dict[str, ScoredText]  # validation and test sets, by their keys in the config
     fingerprints: Fingerprints
+
+    def warnings(self, config: Config) -> Iterator[str]:
+        """Yield warnings of text that is small, or not prepared for its vocabulary or for BLEU."""
+        references = {key: text.references for key, text in self.sets.items()}
+        sizes = {key: len(lines) for key, lines in references.items()}
+        from_scratch = config.train.init_from is None
+        yield from text_warnings(len(self.store), sizes, from_scratch=from_scratch)
+        yield from tokenizer_warnings(config.data, references)
+        yield from normalization_warnings(self.tokenizer.normalization, references)
 
 
 def without_missing_init_from(config: Config) -> tuple[Config, list[str]]:

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -91,15 +91,6 @@ def _warn_of_ter(references: list[list[str]]) -> None:
             "TER finds no words in the script of the references: one wrong letter makes a whole "
             "phrase wrong; rely on chrF and BLEU"
         )
-
-
-def missing_tokenizers(names: Iterable[str]) -> Iterator[str]:
-    """Yield a warning for each BLEU tokenizer that cannot be loaded; training would refuse it."""
-    for name in names:
-        try:
-            check_tokenizer(name)
-        except RefusedError as error:
-            yield f"mtrain train needs this: {error}"
 
 
 def score(

@@ -8,17 +8,14 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich import filesize
 
-from mtrain.config.languages import is_unspaced, tokenizer_for
-from mtrain.config.schema import Config, DataConfig, TrainConfig
+from mtrain.config.schema import Config, TrainConfig
 from mtrain.data.batches import SpecialIds, collate, pack_by_tokens
-from mtrain.data.prepare import Prepared
 from mtrain.model.building import shape_of
 from mtrain.model.transformer import Transformer
 from mtrain.runs import layout
@@ -27,7 +24,6 @@ from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import StoppedError, UserError
 from mtrain.runtime.stop import format_duration
 from mtrain.runtime.workers import available_threads, map_tasks
-from mtrain.scoring.metrics import is_unsplit_by_13a
 from mtrain.training.gradients import Blocks, max_slices, max_sums
 from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.schedule import make_schedule
@@ -35,13 +31,10 @@ from mtrain.training.schedule import make_schedule
 Lengths = NDArray[np.int64]  # (N, 2): source and target tokens of pairs
 IDS = SpecialIds(pad=0, bos=2, eos=3)
 MAX_OPERATIONS = 1e11  # of a timed micro-batch on a CPU: about a second
-# A run gets a warning if it is below these minima or above these maxima.
-MIN_PAIRS = 5_000  # of training text
-MIN_LINES = 200  # of a scored set
+# A run gets a warning if it is above one of these.
 MAX_EPOCHS = 100
 MAX_RATE = 0.01
 MAX_DAYS = 14
-MAX_CHANGED = 0.1  # fraction of references that a normalization changes
 WORKER_DIED = "the measuring process was killed, perhaps for lack of memory"
 
 
@@ -152,71 +145,6 @@ class Forecast:
             f"time: about {seconds:.3g} s per step as measured now, {total} for {steps:,} steps "
             "without validation"
         )
-
-
-def warnings_of(prepared: Prepared, config: Config) -> Iterator[str]:
-    """Yield warnings of text that is small, or not prepared for its vocabulary or for BLEU."""
-    references = {key: text.references for key, text in prepared.sets.items()}
-    sizes = {key: len(lines) for key, lines in references.items()}
-    from_scratch = config.train.init_from is None
-    yield from text_warnings(len(prepared.store), sizes, from_scratch=from_scratch)
-    yield from tokenizer_warnings(config.data, references)
-    yield from normalization_warnings(prepared.tokenizer.normalization, references)
-
-
-def text_warnings(pairs: int, sets: dict[str, int], *, from_scratch: bool = True) -> Iterator[str]:
-    """Yield warnings of too few training pairs for a start from scratch, and of scored sets with
-    too few lines.
-    """
-    if from_scratch and 0 < pairs < MIN_PAIRS:
-        advice = f"use {MIN_PAIRS:,} or more, or start from a model with train.init_from"
-        yield f"data.train: too few pairs to learn to translate: {pairs:,}; {advice}"
-    for key, lines in sets.items():
-        if 0 < lines < MIN_LINES:
-            advice = f"use {MIN_LINES} lines or more"
-            yield f"{key}: scores on only {lines:,} lines vary by chance; {advice}"
-
-
-def tokenizer_warnings(data: DataConfig, references: dict[str, list[str]]) -> Iterator[str]:
-    """Yield warnings of scored sets whose sentences BLEU would not split into words, judged by
-    their languages and, if `references` has their keys, by their text.
-    """
-    for key, corpus in data.scored_corpora.items():
-        language = data.languages(corpus)[1]
-        if data.bleu_tokenize is not None or tokenizer_for(language) != "13a":
-            continue
-        if is_unspaced(language) or is_unsplit_by_13a(references.get(key, [])):
-            yield (
-                f"{key}: BLEU would compare whole sentences, because its tokenizer for {language}, "
-                "13a, finds no words in them; set data.bleu_tokenize: char, or the right language"
-            )
-
-
-def normalization_warnings(rules: str, references: dict[str, list[str]]) -> Iterator[str]:
-    """Yield warnings of scored sets whose references often contain characters that the vocabulary's
-    normalization replaces, so that no translation contains them.
-    """
-    if "nfkc" not in rules:
-        return
-    for key, lines in references.items():
-        changed = [line for line in lines if _is_changed(line)]
-        if len(changed) > MAX_CHANGED * len(lines):
-            odd = next(filter(_is_changed, changed[0]))
-            yield (
-                f"{key}: the normalization of the vocabulary, {rules}, changes "
-                f"{len(changed) / len(lines):.0%} of the references, such as {odd!r} to "
-                f"{normalize('NFKC', odd)!r}: translations will differ from them and score lower; "
-                "use tokenizer.normalization: identity, or normalize the references, too"
-            )
-
-
-def _is_changed(text: str) -> bool:
-    """Whether NFKC replaces characters of a text other than accents and spaces, which do not change
-    scores.
-    """
-    return not text.isascii() and any(
-        normalize("NFKC", char).split() != normalize("NFC", char).split() for char in set(text)
-    )
 
 
 def make_forecast(

@@ -29,7 +29,7 @@ from mtrain.runtime.log import logger, progress_bar
 from mtrain.runtime.stop import Request, format_duration, stop_error
 from mtrain.training.gradients import sum_over_ranks
 from mtrain.training.learner import Learner
-from mtrain.training.plan import make_forecast, warnings_of
+from mtrain.training.plan import make_forecast
 from mtrain.training.resume import Checkpoints, Progress, Session
 from mtrain.training.schedule import make_schedule
 from mtrain.training.validation import Validation, perplexity, two_decimals
@@ -152,7 +152,7 @@ class Trainer:
         for line in forecast.lines:
             logger.info("%s", line)
         if step == 0 or timed:
-            for warning in warnings_of(self.prepared, self.config):
+            for warning in self.prepared.warnings(self.config):
                 logger.warning("%s", warning)
         for warning in forecast.warnings():
             logger.warning("%s", warning)

@@ -20,7 +20,6 @@ from mtrain.scoring.metrics import (
     METRICS,
     check_tokenizer,
     choose_tokenizer,
-    missing_tokenizers,
     paired_tests,
     score,
     score_all,
@@ -31,6 +30,7 @@ from mtrain.scoring.references import (
     read_source,
     warn_of_swapped,
 )
+from mtrain.scoring.suitability import missing_tokenizers
 
 REFERENCE = [
     "The old harbour lies behind the new one.",

@@ -32,9 +32,6 @@ from mtrain.training.plan import (
     disk_warning,
     forecast_from_sample,
     make_forecast,
-    normalization_warnings,
-    text_warnings,
-    tokenizer_warnings,
 )
 
 LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
@@ -298,40 +295,6 @@ def test_the_threads_of_all_processes_of_a_machine_share_its_cores(
     assert plan._thread_warning(on_gpu, Ranks()) is None  # where they compute next to nothing
 
 
-@pytest.mark.parametrize(
-    ("language", "tokenize", "line", "warned"),
-    [
-        ("th", None, None, ["data.valid", "data.test.held_out"]),
-        ("th", "char", None, []),
-        ("de", None, "Das Schild zeigt 東.", []),
-        ("de", None, "標誌指向東方", ["data.valid"]),
-        ("zh", None, "標誌指向東方", []),
-    ],
-)
-def test_text_that_bleu_cannot_split_into_words_is_warned_of(
-    tiny_config: TinyConfig,
-    language: str,
-    tokenize: str | None,
-    line: str | None,
-    warned: list[str],
-) -> None:
-    data = load(tiny_config, **{"data.tgt_lang": language, "data.bleu_tokenize": tokenize}).data
-    found = list(tokenizer_warnings(data, {"data.valid": [line]} if line else {}))
-    assert [text.split(":")[0] for text in found] == warned
-    assert all("in them; set data.bleu_tokenize: char" in text for text in found)
-
-
-def test_a_normalization_that_changes_references_is_warned_of() -> None:
-    references = {"data.valid": ["你好，世界", "abc"], "data.test.x": ["abc", "cafe\u0301"]}
-    [text] = normalization_warnings("nmt_nfkc", references)
-    assert text.startswith("data.valid: the normalization of the vocabulary, nmt_nfkc, changes 50%")
-    assert "such as '，' to ','" in text
-    assert list(normalization_warnings("identity", references)) == []
-    spaces = {"data.valid": ["oui\u202f!", "« non\u00a0»", "cafe" + "\u0301" * 5]}
-    assert list(normalization_warnings("nfkc", spaces)) == []
-    assert list(normalization_warnings("nfkc", {"data.valid": []})) == []
-
-
 def test_a_measured_time_replaces_the_estimate(
     tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,14 +305,6 @@ def test_a_measured_time_replaces_the_estimate(
         warnings = list(found.warnings())
         assert len(warnings) == expected
         assert all("take about 19 days on this machine" in text for text in warnings)
-
-
-def test_little_text_is_warned_of() -> None:
-    assert list(text_warnings(5000, {"data.valid": 200, "data.test.a": 0})) == []
-    train, test = text_warnings(4999, {"data.valid": 200, "data.test.a": 199})
-    assert train.startswith("data.train: too few pairs to learn to translate: 4,999;")
-    assert test == "data.test.a: scores on only 199 lines vary by chance; use 200 lines or more"
-    assert list(text_warnings(1, {"data.valid": 200}, from_scratch=False)) == []
 
 
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
