@@ -65,6 +65,7 @@ class CheckedPart(NamedTuple):
 class Checker:
     """Checks all corpora of a config and keeps at most `max_examples` examples of each kind."""
 
+    tokenizer: Tokenizer | None  # the vocabulary that text is checked with
     profile: Profile  # of the sample, once it is read
     bar: Any  # progress, while text is checked
 
@@ -86,7 +87,6 @@ class Checker:
         self.scans: list[Scan] = []  # of the training text
         self.expected = dict.fromkeys(self.entries, 0)  # pairs
         self.sample: list[Chunk] = []
-        self.tokenizer: Tokenizer | None = None
 
     def scan(self) -> None:
         """Count the pairs of all text; report unreadable files."""
@@ -104,8 +104,11 @@ class Checker:
                 if findings.is_train:
                     self.scans.append(scan)
 
-    def check(self) -> None:
-        """Learn from a sample of the training text what is normal, then check everything."""
+    def check(self, tokenizer: Tokenizer | None) -> None:
+        """Learn from a sample of the training text what is normal, then check everything, lengths
+        in tokens by a vocabulary, or estimated without one.
+        """
+        self.tokenizer = tokenizer
         train_pairs = sum(self.expected[findings.name] for findings in self.train)
         all_pairs = sum(self.expected.values())
         with (

@@ -110,8 +110,8 @@ def diagnose(
     checker.scan()
     preparation = Preparation(config, stop)
     preparation.scans = checker.scans
-    checker.tokenizer = tokenizer = preparation.find_tokenizer()
-    checker.check()
+    tokenizer = preparation.find_tokenizer()
+    checker.check(tokenizer)
     diagnosis = Diagnosis(
         checker.all_findings, has_vocabulary=tokenizer is not None, warnings=warnings
     )

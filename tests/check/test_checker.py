@@ -575,7 +575,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
     looked = Checker(load_config(folder.write()), Stop())
     monkeypatch.setattr(mix_ups, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
-    looked.check()
+    looked.check(None)
     numbers = [number for chunk in looked.sample for number in chunk.numbers]
     assert 50_000 / 2 - 1000 <= sum(int(chunk.lengths.sum()) for chunk in looked.sample) <= 100_000
     assert len(set(np.diff(numbers)[2:].tolist())) == 1
@@ -594,7 +594,7 @@ def test_memory_does_not_grow_with_long_lines(
     looked = Checker(load_config(folder.write()), Stop())
     tracemalloc.start()
     looked.scan()
-    looked.check()
+    looked.check(None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 115_000_000
