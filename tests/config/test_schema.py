@@ -174,13 +174,33 @@ def test_a_sum_of_fractions_may_be_rounded_up(tmp_path: Path) -> None:
     load(tmp_path, DATA, *(f"train.augment.{key}={part}" for key, part in parts.items()))
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "train={max_tokens: 256}",  # as data.max_length
+        "train={lr_factor: 2}",
+        "train={schedule: linear, peak_lr: 1, warmup_steps: 0}",
+        "train={schedule: cosine, peak_lr: 1, warmup_steps: 8, max_steps: 9}",
+        "train={schedule: constant, peak_lr: 1, warmup_steps: 9, max_steps: 9}",
+        "train={warmup_steps: 1}",
+        "train={consistency: 1, cutoff: 0.2}",
+        "train={init_vocabulary: own, init_from: x}",
+        "train={subword_sampling: 0.1}",
+        "tokenizer={model_type: unigram}",
+        "model={d_model: 7, num_heads: 1, positions: learned}",
+    ],
+)
+def test_settings_that_are_not_quite_in_conflict_are_taken(tmp_path: Path, override: str) -> None:
+    load(tmp_path, DATA, override)
+
+
 def test_merges_may_be_dropped_from_a_vocabulary_that_exists(tmp_path: Path) -> None:
     """Its own type counts, not that of the config."""
     settings = ["train.subword_sampling=0.1", "tokenizer.model_type=unigram"]
     for existing in ("tokenizer.path=x", "train.init_from=x"):
         load(tmp_path, DATA, *settings, existing)
-    own = "train.init_vocabulary=own"
-    assert "drops merges" in refusal(tmp_path, DATA, *settings, "train.init_from=x", own)
+    for none_exists in ([], ["train.init_from=x", "train.init_vocabulary=own"]):
+        assert "drops merges" in refusal(tmp_path, DATA, *settings, *none_exists)
 
 
 def test_a_byte_order_mark_and_carriage_returns_are_read_over(tmp_path: Path) -> None:
