@@ -36,6 +36,7 @@ from mtrain.data.prepare import (
     train_run_tokenizer,
     without_missing_init_from,
 )
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.data.vocabulary import existing_vocabulary, init_checkpoint
 from mtrain.runs import manifest
 from mtrain.runtime import files, lock, log
@@ -489,6 +490,34 @@ def test_a_vocabulary_of_other_settings_is_refused(
     assert prepared(load_config(tiny_config())).tokenizer.normalization == "identity"
 
 
+def test_a_run_of_a_version_that_did_not_check_a_setting_goes_on(tiny_config: TinyConfig) -> None:
+    run = train_run_tokenizer(load_config(tiny_config()), Stop()).parent
+    (run / "run.json").touch()
+    for setting in ({"tokenizer.byte_fallback": False}, {"tokenizer.split_digits": True}):
+        assert existing_vocabulary(load_config(tiny_config(**setting)))
+    with pytest.raises(RefusedError, match=r"describes \(tokenizer\.normalization\); restore"):
+        existing_vocabulary(load_config(tiny_config(**{"tokenizer.normalization": "nfkc"})))
+
+
+def test_the_vocabulary_of_a_run_is_that_of_the_path_or_refused(
+    tiny_config: TinyConfig, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    own = train_run_tokenizer(load_config(tiny_config()), Stop())
+    for name, content in (("own.model", own.read_bytes()), ("other.model", tokenizer.proto)):
+        (tmp_path / name).write_bytes(content)
+    paths = [str(tmp_path / f"{name}.model") for name in ("own", "other", "none")]
+    same, other, none = (load_config(tiny_config(**{"tokenizer.path": path})) for path in paths)
+    assert existing_vocabulary(same)
+    with pytest.raises(
+        RefusedError, match=r"that the config describes \(tokenizer\.path\); restore"
+    ):
+        existing_vocabulary(other)
+    with pytest.raises(
+        UserError, match=r"tokenizer\.path: .*none\.model: cannot read the tokenizer"
+    ):
+        existing_vocabulary(none)
+
+
 def test_a_damaged_vocabulary_of_a_run_can_be_restored(tiny_config: TinyConfig) -> None:
     config = load_config(tiny_config())
     train_run_tokenizer(config, Stop()).write_bytes(b"x")
@@ -599,6 +628,8 @@ def test_a_model_to_start_from_that_is_not_there_yet(
     ]
     with pytest.raises(UserError, match=r"train\.init_from: .*absent: no such directory"):
         init_checkpoint(absent)
+    Path(absent).mkdir()
+    assert without_missing_init_from(config) == (config, [])
 
 
 def test_references_that_validation_cuts_are_warned_of(
