@@ -67,7 +67,7 @@ def warn_of_swapped(
         any(swapped_fraction(sources, each, src, tgt) > MOST_SWAPPED for each in references)
         for src, tgt in directions
     )
-    if is_swapped and directions:
+    if is_swapped:
         src, tgt = directions[0]
         logger.warning(
             "most sources look like the target language (%s), most references like the source "
@@ -76,7 +76,7 @@ def warn_of_swapped(
             src,
             other_advice,
         )
-    return is_swapped and bool(directions)
+    return is_swapped
 
 
 def check_same_length(name: object, lines: int, other_name: object, other_lines: int) -> None:

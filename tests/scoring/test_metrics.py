@@ -230,8 +230,19 @@ def test_files_must_have_lines_and_match_line_for_line(tmp_path: Path) -> None:
     short = write_lines(tmp_path / "short", SECOND[:5])
     with pytest.raises(UserError, match=r"short has 5 lines but \S*/first has 6"):
         read_references([first, short])
-    with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
-        read_aligned(short, [REFERENCE])
+    for read in (read_aligned, read_source):
+        with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
+            read(short, [REFERENCE])
+
+
+def test_carriage_returns_that_are_removed_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "text").write_bytes(b"a\r\nb\n")
+    for read in (read_aligned, read_source):
+        caplog.clear()
+        assert read(tmp_path / "text", []) == ["a", "b"]
+        assert caplog.messages == ["carriage returns removed: 1"]
 
 
 def test_lines_of_a_source_that_are_not_utf8_are_counted(
@@ -244,14 +255,17 @@ def test_lines_of_a_source_that_are_not_utf8_are_counted(
     assert warning.endswith(": 2")
 
 
+BLANK = [""] * 8
+
+
 def test_a_copy_of_the_source_as_reference_is_noticed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = write_lines(tmp_path / "source", [*REFERENCE, "", ""])
-    for other, warnings in ((1, 1), (len(REFERENCE), 0)):
+    source = write_lines(tmp_path / "source", [*REFERENCE, *BLANK])
+    for other, warnings in ((1, 1), (2, 1), (3, 0), (len(REFERENCE), 0)):
         caplog.clear()
-        reference = ["x"] * other + REFERENCE[other:] + ["", ""]
-        read_source(source, [[*HYPOTHESIS, "", ""], reference])
+        reference = ["x"] * other + [f" {line}" for line in REFERENCE[other:]] + BLANK
+        read_source(source, [[*HYPOTHESIS, *BLANK], reference])
         assert caplog.text.count("source: most lines are the same in the source and") == warnings
 
 

@@ -93,6 +93,20 @@ def test_empty_lines() -> None:
     assert notes(blank, blank) == {}
 
 
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [
+        (1, "1 of 100 lines (line 1)"),
+        (5, "5 of 100 lines (lines 1, 2, 3, 4, 5)"),
+        (6, "6 of 100 lines (lines 1, 2, 3, 4, 5, ...)"),
+    ],
+)
+def test_a_note_names_its_first_lines(count: int, shown: str) -> None:
+    lines = with_lines(REFERENCE, lambda line: "", *range(1, count + 1))
+    expected = f"empty translations: {shown}; the model may need more training"
+    assert str(notes(lines)["empty"]) == expected
+
+
 def test_copies_of_the_source_unless_the_reference_is_one() -> None:
     sources = english(100, seed=7)
     references = with_lines(CHINESE, lambda line: sources[4], 5)
@@ -114,8 +128,11 @@ def test_one_translation_of_many_sources() -> None:
     for sources in (SOURCE, None):
         note = notes(hypotheses, sources=sources)["same"]
         assert (note.lines, note.first[0]) == (20, 20)
-        assert f"most often: {same}" in note.what
+        texts = "sources" if sources else "references"
+        assert f"for different {texts} (most often: {same})" in note.what
         assert note.advice.startswith("the model has hardly learned")
+    repeated = with_lines(SOURCE, lambda line: "ΠΛΟΙΟ" + " " * len(line), *range(20, 40))
+    assert "same" not in notes(hypotheses, sources=repeated)  # they are no different sources
     right = ["Yes."] * 30
     assert "1 boat" in notes(hypotheses + right, REFERENCE + right, [])["same"].what
     assert notes(REFERENCE + right, REFERENCE + ["Yes. "] * 30, []) == {}
@@ -232,6 +249,8 @@ def test_letters_without_case_are_not_in_lower_case() -> None:
     assert "case" not in notes(CHINESE, capitals)
     assert "case" not in notes([line + " pdf" for line in CHINESE], CHINESE)
     assert find_faults([line.lower() for line in REFERENCE], [REFERENCE], [], lowercase=True) == []
+    lines = with_lines([line.lower() for line in REFERENCE], lambda line: "", 3)
+    assert [note.kind for note in find_faults(lines, [REFERENCE], [], lowercase=True)] == ["empty"]
 
 
 @pytest.mark.parametrize("lines", [REFERENCE, CHINESE], ids=["english", "chinese"])
