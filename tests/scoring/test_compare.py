@@ -141,7 +141,12 @@ def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
     found = result.as_json()["systems"][1]["better"][0]
     assert (found["line"], found["source"], found["references"]) == (2, "b", [reference[1]])
     assert (found["baseline"], found["text"]) == ("xx", reference[1])
+    assert "Lines that b translates better than a (chrF2)\n\nline 2: +" in shown
     assert "line 2" not in str(compared([first, second], reference, 0))
+    without = compared([first, second], reference)
+    assert "source" not in without.as_json()["systems"][1]["better"][0]
+    assert "line 2: +" in str(without)
+    assert "source" not in str(without)
 
 
 def test_columns_stand_below_each_other_after_names_of_wide_characters() -> None:
@@ -161,6 +166,7 @@ def test_equal_systems_and_few_lines_are_never_significant() -> None:
     assert same["chrf"]["bootstrap"]["p"] == 1
     assert same["chrf"]["bootstrap"]["significant"] is False
     assert same["better"] == same["worse"] == []
+    assert "Lines that b" not in str(result)
     assert better["chrf"]["bootstrap"]["significant"] is True
     result = compared([["a boat"], ["the boat"]], ["the old boat"])
     assert result.as_json()["systems"][1]["chrf"]["bootstrap"]["significant"] is False
@@ -183,7 +189,9 @@ def test_a_score_without_a_difference_is_equal() -> None:
     assert [paired.cells(metric)[2] for metric in ("bleu", "ter")] == ["+0.00 equal "] * 2
 
 
-def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_path: Path) -> None:
+def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choose_metrics("ter, BLEU") == ["bleu", "ter"]
     with pytest.raises(
         RefusedError, match=r"--metrics bleu,: expected one or more of bleu,chrf,ter"
@@ -191,4 +199,7 @@ def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(tmp_pat
         choose_metrics("bleu,")
     (tmp_path / "one").mkdir()
     paths = [write(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]
-    assert [name for name, _ in read_systems(paths, [["b"]])] == ["one/out.txt", "out.txt"]
+    monkeypatch.chdir(tmp_path / "one")
+    for first in (paths[0], Path("out.txt")):
+        systems = read_systems([first, paths[1]], [["b"]])
+        assert [name for name, _ in systems] == ["one/out.txt", "out.txt"]

@@ -259,7 +259,10 @@ def test_lengths(lines: list[str]) -> None:
     assert 0.4 < float(notes(short, lines)["short"].what.split()[2]) < 0.55
     longer = [line + line[5:] for line in lines]
     assert notes(longer, lines)["long"].lines == 100
+    for kind, changed in (("short", short), ("long", longer)):  # in the first 60 lines
+        assert notes(changed[:60] + lines[60:], lines)[kind].lines == 60
     assert find_faults(short, [lines, short], []) == []
+    assert find_faults(lines, [lines, [line[:1] for line in lines]], []) == []
     assert "long" not in notes([" ".join(line) for line in lines], lines)
     assert "long" not in notes(lines, with_lines(lines, lambda line: "", *range(1, 60)))
 
