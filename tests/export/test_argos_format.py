@@ -169,7 +169,11 @@ def test_models_that_argos_translate_cannot_use_are_refused(
     ):
         with pytest.raises(RefusedError, match=message):
             export(loaded, tmp_path / "x.argosmodel")
-    learned = random_model(positions="learned")
-    with pytest.raises(RefusedError, match="256 learned positions are too few"):
-        argos_format.check(replace(loaded_model, model=learned), Path("x.argosmodel"))
+    few, enough = (
+        replace(loaded_model, model=random_model(positions="learned", max_positions=count))
+        for count in (1023, 1024)
+    )
+    with pytest.raises(RefusedError, match="1023 learned positions are too few"):
+        argos_format.check(few, Path("x.argosmodel"))
+    argos_format.check(enough, Path("x.argosmodel"))
     assert [each.name for each in tmp_path.iterdir()] == ["sample"]
