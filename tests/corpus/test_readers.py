@@ -171,6 +171,15 @@ def test_pairs_that_are_blank_on_a_side_are_dropped_together(tmp_path: Path) -> 
     assert counts == {}
 
 
+@pytest.mark.parametrize("tgt", [b"\n" * 9, b"\xff\n" * 9])
+def test_a_stop_is_heard_while_all_pairs_are_dropped(tmp_path: Path, tgt: bytes) -> None:
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        read(write(tmp_path, b"a\n" * 9, tgt), invalid_utf8="drop", check_stop=stop)
+
+
 @pytest.mark.parametrize(
     ("src", "tgt", "lengths"), [(b"a\nb\n", b"a\n", (2, 1)), (b"", b"a\nb\nc", (0, 3))]
 )
@@ -201,11 +210,12 @@ def test_utf16_without_a_byte_order_mark_is_named(order: str) -> None:
             refuse_other_start(f"{text}{text}"[:-1].encode(f"utf-16-{order}"), "a.src")
 
 
-def test_utf8_with_nul_is_not_taken_for_utf16() -> None:
+def test_utf8_with_control_characters_is_not_taken_for_another_encoding() -> None:
     for text in ("\0dog\ncat\n", "dog\0\ncat\0\nbird\0\n", "\0dog\n\0cat\n\0bird\n", "\n\0"):
         for padding in ("", "-"):
             refuse_other_start(f"{padding}{text}犬\n犬\n".encode(), "a.src")
     refuse_other_start(b"ab\n\0", "a.src")
+    refuse_other_start("日本\x1b$B\n".encode(), "a.src")  # nor for ISO-2022-JP
     refuse_other_start(("dog\0\n" * 4 + "-dog\0\n" * 4 + "犬\n犬\n").encode(), "a.src")
 
 

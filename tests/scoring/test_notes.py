@@ -259,8 +259,10 @@ def test_lengths(lines: list[str]) -> None:
     assert 0.4 < float(notes(short, lines)["short"].what.split()[2]) < 0.55
     longer = [line + line[5:] for line in lines]
     assert notes(longer, lines)["long"].lines == 100
-    for kind, changed in (("short", short), ("long", longer)):  # in the first 60 lines
-        assert notes(changed[:60] + lines[60:], lines)[kind].lines == 60
+    for kind, changed, advice in (("short", short, "raise"), ("long", longer, "lower")):
+        note = notes(changed[:60] + lines[60:], lines)[kind]
+        assert note.lines == 60
+        assert f"look at the lines; {advice} decode.length_penalty of a beam search" in str(note)
     assert find_faults(short, [lines, short], []) == []
     assert find_faults(lines, [lines, [line[:1] for line in lines]], []) == []
     assert "long" not in notes([" ".join(line) for line in lines], lines)
