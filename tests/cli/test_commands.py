@@ -447,6 +447,7 @@ MISTAKES = [
     ("translate -m {run} -i {cut_gz}", 1, ["cut.gz", "ended before", "check that it is complete"]),
     ("translate -m {run} -i {src} -o {src}", 2, ["is an input, too"]),
     ("translate -m {run} -i {src} --target-prefix {ref} -o {ref}", 2, ["is an input, too"]),
+    ("translate -m {run} -i {src} -o {tmp}/x --alignments {src}", 2, ["src: is an input, too"]),
     ("translate -m {run} -i {src} --input={ref}", 2, ["-i/--input: given 2 times, but only one"]),
     ("translate -m {run} -i{src} -qi {ref}", 2, ["-i/--input: given 2 times, but only one"]),
     ("translate -m {run} --tag -o -o {tmp}/out x", 2, ["tag -o: the model"]),
@@ -462,6 +463,7 @@ MISTAKES = [
     ("eval -r {ref} -m {run}", 2, ["a model needs -s/--source and -r/--reference, or --on SET"]),
     ("eval --hypothesis {src}", 2, ["--hypothesis needs -r/--reference"]),
     ("eval -m {run} -r {ref} -s {src} -o {src}", 2, ["is an input, too"]),
+    ("eval -m {run} -r {src} -r {ref} -s {src} -o {ref}", 2, ["ref: is an input, too"]),
     ("eval -m {run} --on valid -r {ref}", 2, ["--on takes source and reference from the run"]),
     ("eval --hypothesis {src} --on valid", 2, ["--on needs the model (-m/--model)"]),
     ("eval {run} --on Valid", 2, ["--on Valid: the run has no such", "one of valid, held_out"]),
@@ -474,6 +476,7 @@ MISTAKES = [
     ("eval -r {ref} --hypothesis {src} -o {tmp}/out", 2, ["--hypothesis cannot be combined with"]),
     ("eval -r {ref} --hypothesis {src} --beam-size 4", 2, ["--hypothesis cannot be combined with"]),
     ("eval -r {ref} --hypothesis {src} --device cpu", 2, ["cannot be combined with -o, --device"]),
+    ("eval -r {ref} --hypothesis {src} --precision fp32", 2, ["cannot be combined with -o, --dev"]),
     ("eval -r {ref} --hypothesis {short}", 1, ["short has 2 lines", "ref has 6; they must"]),
     ("eval -r {ref} -r {short} --hypothesis {src}", 1, ["short has 2 lines"]),
     ("eval -r {latin} --hypothesis {short}", 1, ["latin:2", "invalid UTF-8"]),
@@ -938,6 +941,24 @@ def test_eval_translates_as_translate_does(
     assert json.loads(again.out) == json.loads(result.out)
     short = command(*arguments, "--max-len-a", "0", "--max-len-b", "1")
     assert "translations as long as their limit allows" in short.err
+
+
+def test_eval_names_the_lines_that_it_cuts(command: Command, places: dict[str, Path]) -> None:
+    places["src"].write_text("bavo\n" + "bavo " * 1100 + "\n")
+    places["ref"].write_text("zwent\nzwent\n")
+    options = ["-s", places["src"], "-r", places["ref"], "--max-len-a", "0", "--max-len-b", "1"]
+    result = command("eval", places["run"], *options)
+    assert "lines longer than 1024 tokens, cut there: 1 (line 2)" in result.err
+
+
+def test_eval_refuses_a_wrong_seed_before_it_translates(
+    command: Command, places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SACREBLEU_SEED", "x")
+    output = places["tmp"] / "out"
+    options = ["-m", places["run"], "-s", places["src"], "-r", places["ref"], "-o", output]
+    assert command("eval", *options).code == 2
+    assert not output.exists()
 
 
 def test_eval_notices_exchanged_files(

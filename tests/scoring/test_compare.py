@@ -111,7 +111,9 @@ def test_chinese_is_cut_as_by_eval(tmp_path: Path) -> None:
     cells, _ = of_sacrebleu([paths["ref"]], [paths["a"], paths["b"]], *options)
     for metric, name in METRICS.items():
         assert ours(json.loads(done.stdout), metric) == cells[name]
-    assert "--tgt-lang" in run_mtrain("compare", *plain, "--metrics", "bleu").stderr
+    done = run_mtrain("compare", *plain, "--metrics", "bleu")
+    assert "--tgt-lang" in done.stderr
+    assert list(json.loads(done.stdout)["signatures"]) == ["bleu"]
 
 
 def compared(

@@ -298,3 +298,5 @@ def test_eval_reports_notes_with_the_scores(tmp_path: Path) -> None:
     assert [note["kind"] for note in found] == ["empty", "case"]
     assert found[0] == {**found[0], "lines": 1, "of": 100, "first": [4]}
     assert done.stderr == ""
+    done = run_mtrain(*arguments, "--json", "--lowercase")
+    assert [note["kind"] for note in json.loads(done.stdout)["notes"]] == ["empty"]
