@@ -45,6 +45,8 @@ from mtrain.runs import checkpoint, layout
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.console import RED, paint
 from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD, missing_library_error
+from mtrain.runtime.stop import Stop
+from mtrain.scoring.external import ExternalMetric
 from mtrain.translation import loading
 from mtrain.translation.scorer import Scorer
 
@@ -1306,6 +1308,22 @@ def test_text_is_prepared_ahead_of_training(
     for maker in ("train_tokenizer", "write_tokenized"):
         monkeypatch.setattr(f"mtrain.data.prepare.{maker}", None)
     assert command("train", "-c", config, "--set", "train.max_steps=1").code == 0
+
+
+def test_limits_of_time_reach_the_job(
+    command: Command, tiny_config: TinyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops: list[Stop] = []
+    metrics: list[ExternalMetric] = []
+    monkeypatch.setattr("mtrain.training.job.build_data", lambda _, stop, *__: stops.append(stop))
+    monkeypatch.setattr("mtrain.training.job.train", lambda *given: metrics.append(given[3]))
+    config = tiny_config()
+    for options in ([], ["--time-limit", "30m"]):
+        assert command("data", "build", config, *options).code == 0
+    assert [stop.time_limit for stop in stops] == [None, 1800]
+    for options in ([], ["--metric-timeout", "9"]):
+        assert command("train", config, "--metric-command", "cat", *options).code == 0
+    assert [metric.timeout for metric in metrics] == [600, 9]
 
 
 def test_a_dry_run_of_a_complete_run_says_so(command: Command, run_dir: Path) -> None:
