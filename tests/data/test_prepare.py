@@ -574,16 +574,21 @@ def test_training_text_without_pairs_is_named(tiny_config: TinyConfig, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"), [("", "holds no pairs"), ("\n \n", "all pairs are blank on a side")]
+    ("src", "tgt", "message"),
+    [
+        ("", "", "holds no pairs"),
+        ("\n \n", " \n\n", "all pairs are blank on a side"),
+        ("bavo\n\n", " \nzwent\n", "all pairs are blank on a side"),
+    ],
 )
 def test_a_set_without_pairs_is_named_by_its_key(
-    tiny_config: TinyConfig, tmp_path: Path, lines: str, message: str
+    tiny_config: TinyConfig, tmp_path: Path, src: str, tgt: str, message: str
 ) -> None:
-    empty = {"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")}
-    for path in empty.values():
+    entry = {"src": str(tmp_path / "src"), "tgt": str(tmp_path / "tgt")}
+    for path, lines in zip(entry.values(), (src, tgt), strict=True):
         Path(path).write_text(lines)
     with pytest.raises(UserError, match=rf"data\.test\.held_out: .* {message}"):
-        prepared(load_config(tiny_config(**{"data.test": {"held_out": empty}})))
+        prepared(load_config(tiny_config(**{"data.test": {"held_out": entry}})))
 
 
 def test_weighted_corpora_are_logged_with_their_tags(
