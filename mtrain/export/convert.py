@@ -14,7 +14,7 @@ from mtrain.export.parity import NEEDED, Agreement, Engine, compare
 from mtrain.runs import manifest
 from mtrain.runtime import files
 from mtrain.runtime.console import handling_write_errors
-from mtrain.runtime.errors import UserError
+from mtrain.runtime.errors import RefusedError, UserError, is_utf8
 from mtrain.runtime.log import first_numbers, logger, progress_bar
 from mtrain.runtime.outputs import describe_size, opened
 from mtrain.scoring.references import read_source
@@ -51,6 +51,11 @@ def export(
     loaded = loaded.tagged(loaded.config.data.valid_corpora[0].tag)
     format_.check(loaded.model.shape, quantization)
     manifest.check_new(directory)
+    if not is_utf8(str(directory)):
+        raise RefusedError(
+            f"{directory}: its path is not UTF-8, which the library of the engine needs; choose "
+            "another name (for a locale without UTF-8, set PYTHONUTF8=1)"
+        )
     if to == "argos":
         argos_format.check(loaded, directory)
     lines = _read_sample(loaded.config, sample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -307,6 +308,15 @@ def test_a_place_that_cannot_be_written_is_named(loaded_model: LoadedModel, tmp_
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/served: cannot write: "):
         write(loaded_model, tmp_path / "file" / "served")
+
+
+@pytest.mark.parametrize("to", sorted(convert.FORMATS))
+def test_a_name_that_libraries_cannot_read_is_refused(
+    loaded_model: LoadedModel, tmp_path: Path, to: str
+) -> None:
+    output = tmp_path / os.fsdecode(b"caf\xe9.argosmodel")
+    with pytest.raises(RefusedError, match=r"caf\\udce9\.argosmodel: its path is not UTF-8, which"):
+        write(loaded_model, output, to=to)
 
 
 @pytest.mark.parametrize("form", ["ctranslate2", "hf-marian"])
