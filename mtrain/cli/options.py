@@ -92,12 +92,17 @@ def choice(text: str, **more: Any) -> Any:
 
 
 def as_setting(text: str) -> str:
-    """Refuse an empty `--set`, and one without `=`: its value would be the next argument."""
+    """Decode a `--set` as UTF-8, whatever the locale. Refuse an empty one, and one without `=`: its
+    value would be the next argument.
+    """
     if not text:
         raise typer.BadParameter("an empty setting; is a variable of the shell not set?")
     if "=" not in text:
         raise typer.BadParameter(f"{printable(text)}: write {printable(text)}=VALUE")
-    return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{printable(text)}: not UTF-8; name it in UTF-8") from None
 
 
 class CommandGroup(TyperGroup):

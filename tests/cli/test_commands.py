@@ -347,6 +347,7 @@ MISTAKES = [
     ("train {config} -c {config}", 2, ["-c/--config: only one path can be given, not "]),
     ("train -c {config} -c b.yaml", 2, ["-c/--config: only one path can be given, not "]),
     ("train {config} --set=", 2, ["an empty setting; is a variable of the shell not set?"]),
+    ("train {config} --set run_dir=caf\udce9", 2, ["run_dir=caf\\udce9: not UTF-8; name it in"]),
     ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
     ("train {config} --max-steps 10", 2, ["--max-steps: is a setting", "--set train.max_steps="]),
     (
@@ -699,6 +700,9 @@ def test_names_in_another_encoding(tiny_config: TinyConfig, tmp_path: Path) -> N
     start = [sys.executable, "-m", "mtrain", "train", str(name.with_name("a.yaml"))]
     text = name.read_text().replace(str(tmp_path / "run"), "日本")
     name.with_name("a.yaml").write_text(text)
+    show = [*start[:3], "config", "show", start[-1], "--set", "run_dir=中国"]
+    shown = subprocess.run(show, env=ascii_only, capture_output=True, check=False).stdout.decode()
+    assert 'run_dir: "中国"' in shown
     done = subprocess.run(start, env=ascii_only, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode in (1, 2)
     assert b"file names of this locale are ascii; set PYTHONUTF8=1" in done.stderr
