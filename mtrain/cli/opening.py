@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from mtrain.translation.translator import Translator
 
 SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9_-]{1,8}")  # of a file, such as .txt, .gz or .zh-TW
+# How long the other ranks wait for rank 0 to end with the message of all.
+RANK_0_SECONDS = 10
 # What a path must name, in messages.
 RUN_DIRECTORY, RUN_OR_CHECKPOINT = "run directory", "run or checkpoint directory"
 
@@ -108,6 +111,8 @@ def refuse_ranks() -> None:
     if has_others and "LOCAL_RANK" in os.environ:
         error = RefusedError("this command uses one process; start it without torchrun")
         error.is_silent = os.environ.get("RANK") != "0"
+        if error.is_silent:  # once a process ends, torchrun stops the others: rank 0 must be first
+            time.sleep(RANK_0_SECONDS)
         raise error
 
 

@@ -14,8 +14,10 @@ from conftest import made_up_pairs
 from ranks import Done, start
 
 from mtrain.cli import app as cli
+from mtrain.cli import opening
 from mtrain.runs import checkpoint
 from mtrain.runtime.distributed import Ranks
+from mtrain.runtime.errors import RefusedError
 from mtrain.translation.loading import load_on_ranks
 from mtrain.translation.translator import Translator
 
@@ -123,9 +125,10 @@ def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["score -m {run} -s s -t r", "eval --hypothesis s -r r"])
 def test_commands_of_one_process_refuse_several_ranks(
-    trained_run: Path, tmp_path: Path, command: str
+    trained_run: Path, tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each rank would print everything."""
+    monkeypatch.setattr(opening, "RANK_0_SECONDS", 0)
     for name in "sr":
         (tmp_path / name).write_text("bavo\n")
     words = command.format(run=trained_run).replace(" s", f" {tmp_path}/s")
@@ -134,3 +137,15 @@ def test_commands_of_one_process_refuse_several_ranks(
     assert done.codes == [2, 2]
     assert "uses one process; start it without torchrun" in done.told[0]
     assert (done.told[1], outputs) == ("", [b"", b""])
+
+
+@pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [opening.RANK_0_SECONDS])])
+def test_rank_0_refuses_first(rank: str, waits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise torchrun may stop it before it has written why."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    waited = list[float]()
+    monkeypatch.setattr(opening.time, "sleep", waited.append)
+    with pytest.raises(RefusedError, match="uses one process") as caught:
+        opening.refuse_ranks()
+    assert (caught.value.is_silent, waited) == (rank == "1", waits)
