@@ -2,7 +2,6 @@
 
 import random
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,7 +31,7 @@ from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime.console import handling_write_errors
 from mtrain.runtime.errors import RefusedError, UserError, printable
-from mtrain.runtime.files import make_directories
+from mtrain.runtime.files import make_directories, quote_path
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
@@ -234,8 +233,8 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     missing = missing_tokenizers([tokenizer_for(request.tgt_lang)])
     for text in (*text_warnings(size.pairs, sets), *missing):
         logger.warning("%s", text)
-    logger.info("next: mtrain check %s", shlex.quote(str(request.output)))
-    logger.info("      mtrain train %s", shlex.quote(str(request.output)))
+    logger.info("next: mtrain check %s", quote_path(request.output))
+    logger.info("      mtrain train %s", quote_path(request.output))
     return {"pairs": size.pairs, "held_out": held, "tests": list(request.tests)}
 
 
@@ -428,7 +427,7 @@ def render(
         pairs=size.pairs,
         languages=printable(f"{request.src_lang} to {request.tgt_lang}"),
         origin=origin,
-        config=printable(shlex.quote(str(request.output))),
+        config=printable(quote_path(request.output)),
     )
     parts = [header, dump_document({"run_dir": f"runs/{request.output.stem}", "seed": 1})]
     for name, settings in {"data": data, **recipe}.items():

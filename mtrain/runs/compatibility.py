@@ -14,6 +14,7 @@ from mtrain.runs.directory import RunDirectory
 from mtrain.runs.history import History
 from mtrain.runs.records import Fingerprints, Provenance, Status
 from mtrain.runtime.errors import RefusedError
+from mtrain.runtime.files import quote_path
 
 # What must not change within a run, by its key in `run.json`: subject and verb of a message.
 FIXED = {
@@ -129,7 +130,7 @@ def check_settings(run: RunDirectory, config: Config, ranks: int) -> None:
         is_fitting = "train.init_from" not in keys and all(k.startswith("train.") for k in keys)
         raise RefusedError(
             f"{run.path}: this run was made with other settings; go back to them (mtrain train "
-            f"{shlex.quote(f'{run.path}/{layout.CONFIG}')}) or "
+            f"{quote_path(run.path / layout.CONFIG)}) or "
             f"{_another_run(run, with_weights=is_fitting)}",
             *(
                 f"  {key}: {quote_value(old)} in the run, {quote_value(new)} now"

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -204,6 +205,14 @@ def expand_path(text: str) -> str:
     if text and not path:
         raise ValueError(f"{text} is empty; set it or write the path out")
     return path
+
+
+def quote_path(path: object) -> str:
+    """Return a path as an argument of a command for a shell: quoted if it needs it, and never read
+    as an option.
+    """
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def expand_dataset(name: str) -> str:

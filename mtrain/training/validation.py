@@ -26,6 +26,7 @@ from mtrain.runtime import files
 from mtrain.runtime.console import cut_to_width
 from mtrain.runtime.device import compute_dtype
 from mtrain.runtime.errors import UserError
+from mtrain.runtime.files import quote_path
 from mtrain.runtime.log import first_numbers, logger, progress_bar
 from mtrain.scoring import metrics
 from mtrain.scoring.notes import find_faults
@@ -253,7 +254,7 @@ class Validation:
         tag = self.config.data.valid_corpora[0].tag
         command = ["mtrain", "translate", "-m", str(path), *(["--tag", tag] if tag else [])]
         logger.info("next: %s", shlex.join(command))
-        logger.info("      mtrain report %s", shlex.quote(str(path)))
+        logger.info("      mtrain report %s", quote_path(path))
 
     def _log_notes(self, best: Entry) -> None:
         """Log the signatures of the scores, and a likely fault of the best translations."""

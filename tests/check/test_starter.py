@@ -244,6 +244,21 @@ def test_a_very_small_text_is_warned_of_as_by_the_check(
         assert text in caplog.messages
 
 
+def test_the_next_commands_take_no_file_for_an_option(
+    tmp_path: Path,
+    files: tuple[Path, Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level("INFO", "mtrain")
+    monkeypatch.chdir(tmp_path)
+    write_config(request(files, Path("-m n.yaml"), 9), Stop(), has_gpu=False)
+    assert caplog.messages[-2:] == [
+        "next: mtrain check './-m n.yaml'",
+        "      mtrain train './-m n.yaml'",
+    ]
+
+
 def test_sets_in_the_same_folder_are_taken(
     tmp_path: Path, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
