@@ -58,7 +58,7 @@ class DataConfig(Section):
     valid: Annotated[Annotated[Corpus, Tag(ONE)] | CorpusList, BY_TYPE]
     """corpus that is translated and scored during training, or a list: the mean score decides"""
     test: dict[FileName, Corpus] = {}
-    """corpora scored at the end of training, by name: letters, digits and _ . + -"""
+    """corpora scored at the end of training, by name: a letter or digit, then also _ . + -"""
     max_length: Annotated[int, Field(ge=2, le=1 << 16)] = 256
     """most tokens per side, with eos; longer training pairs are dropped"""
     invalid_utf8: Literal["error", "drop"] = "error"

@@ -275,6 +275,7 @@ CHANGED = [
     ("tgt_lang: de", "tgt_lang: jp", "4: data.tgt_lang: jp: (ISO 639); did you mean ja? 13a"),
     ("v.de}", "v.de, tgt_lang: Chinese}", "6: data.valid.tgt_lang: Chinese: did you mean zh?"),
     ("v.de}", "v.de}\n  test: {src: a, tgt: b}", "7: data.test.src: 'a'; each set needs a name"),
+    ("v.de}", "v.de}\n  test: {-x: {src: a, tgt: b}}", "7: data.test.-x: a letter or digit, then"),
     ("v.de}", "v.de}\n  test: {valid: {src: a, tgt: b}}", "7: data.test.valid: is the name of"),
     ("v.de}", "v.de}\n  test:\n    valid.10: {src: a, tgt: b}", "8: data.test.valid.10: is the"),
     ("v.de}", "v.de}\n  test: {augment: {scr: a}}", "7: data.test.augment.scr: did you mean data."),
