@@ -243,10 +243,11 @@ def check_machine(machine: MachineSettings, before: dict[str, Any], config: Conf
         was = before.get(key, False if key == "packing" else now)  # missing in early runs
         if was == now or (key == "threads" and (same_openmp or machine.device != "cpu")):
             continue
+        old, new = str(was).lower(), str(now).lower()  # as in a config
         if key not in ("precision", "compile") or getattr(config.train, key) == "auto":
             raise RefusedError(
-                f"train.{key}: this run was trained with {was}, and here it resolves to {now}; "
-                f"to continue, set train.{key}: {str(was).lower()}"
+                f"train.{key}: this run was trained with {old}, and here it resolves to {new}; "
+                f"to continue, set train.{key}: {old}"
             )
         text = "train.%s: from here on %s, not %s; weights equal bit for bit are no longer promised"
-        logger.warning(text, key, now, was)
+        logger.warning(text, key, new, old)

@@ -1137,8 +1137,22 @@ def test_a_run_on_cuda_that_auto_would_now_pack_and_compile_needs_one_setting() 
     """Without packing, `auto` does not compile."""
     now = learner.MachineSettings("cuda", 8, "bf16", compile=True, packing=True)
     before = {**asdict(now), "compile": False, "packing": False}
-    with pytest.raises(RefusedError, match=r"to continue, set train\.packing: false"):
+    with pytest.raises(
+        RefusedError, match=r"with false, and .* to true; to continue, set train\.packing: false"
+    ):
         resume.check_machine(now, before, load_config(config_of_all()))
+
+
+def test_a_change_of_compile_is_announced_in_the_words_of_a_config(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = learner.MachineSettings("cpu", 1, "fp32", compile=True)
+    config = load_config(config_of_all(), ["train.compile=true"])
+    resume.check_machine(now, {**asdict(now), "compile": False}, config)
+    assert caplog.messages == [
+        "train.compile: from here on true, not false; weights equal bit for bit are no longer "
+        "promised"
+    ]
 
 
 @needs_bf16
