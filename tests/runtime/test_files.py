@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -172,3 +173,9 @@ def test_a_directory_that_may_not_be_written(
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may always write
     with pytest.raises(PermissionError):
         files.make_directory(tmp_path)
+
+
+def test_a_path_in_a_suggested_command_is_one_argument_and_no_option() -> None:
+    texts = ["runs/a", "a b", "-x", "-x y", "./-x", "it's"]
+    words = [shlex.split(files.quote_path(Path(text))) for text in texts]
+    assert words == [["runs/a"], ["a b"], ["./-x"], ["./-x y"], ["./-x"], ["it's"]]
