@@ -2,7 +2,7 @@
 ## make setup         set up .venv for developing mtrain
 ## make check         lint, types and tests; must pass before a change is merged
 ## make test          the quick tests
-## make test-slow     the tests that take several seconds or minutes
+## make test-slow     the tests that take some seconds or minutes
 ## make test-faults   the tests of all injected faults
 ## make fuzz          random hostile input
 ## make format        format the code
@@ -51,7 +51,7 @@ test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist worksteal
 
 test-faults: setup
 	$(BIN)/python -m pytest tests/faults --all-faults

@@ -102,6 +102,7 @@ def place(tmp_path: Path, trained_run: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "document", [each for each in DOCUMENTS if any(not why for why, _ in blocks(each, "sh"))]
 )
@@ -166,6 +167,7 @@ def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
 
+@pytest.mark.slow
 def test_the_python_example_runs(place: Path) -> None:
     (text,) = (text for _, text in blocks("README.md", "python"))
     done = subprocess.run(

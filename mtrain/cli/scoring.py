@@ -15,6 +15,8 @@ from mtrain.runtime.outputs import refuse_overwriting, write_output
 
 if TYPE_CHECKING:
     from mtrain.config.schema import Config
+    from mtrain.scoring.metrics import Score
+    from mtrain.scoring.notes import Note
     from mtrain.translation.loading import LoadedModel
     from mtrain.translation.translator import Translator
 
@@ -45,7 +47,7 @@ def evaluate(
     model = model if run is None else [opening.run_or_checkpoint(run, model)]
     reference = reference or []
     _check_eval_inputs(model, source, reference, hypothesis, output, on, device, precision, decode)
-    from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all
+    from mtrain.scoring.metrics import check_seed, check_tokenizer, score_all, warn_of_zero
     from mtrain.scoring.notes import find_faults
     from mtrain.scoring.references import read_aligned, read_references, read_source
 
@@ -72,10 +74,19 @@ def evaluate(
         if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
+    if not is_wrong:
+        warn_of_zero(scores)
     notes = [] if is_wrong else find_faults(hypotheses, references, sources, lowercase)
-    if json_:
+    _print_scores(scores, notes, len(hypotheses), as_json=json_)
+
+
+def _print_scores(
+    scores: "dict[str, Score]", notes: "list[Note]", lines: int, *, as_json: bool
+) -> None:
+    """Print the scores of some lines, and warn of what the notes say or print them, too."""
+    if as_json:
         content: dict[str, Any] = {name: each.as_json() for name, each in scores.items()}
-        print_json({"lines": len(hypotheses), **content, "notes": [*map(asdict, notes)]})
+        print_json({"lines": lines, **content, "notes": [*map(asdict, notes)]})
         return
     print_text(*map(str, scores.values()))
     for note in notes:

@@ -142,13 +142,16 @@ def score_all(
     tokenize = choose_tokenizer(tokenize, tgt_lang, references)
     _warn_of_ter(references)
     options: dict[str, Any] = {"tokenize": tokenize, "lowercase": lowercase, "interval": True}
-    scores = {metric: score(metric, hypotheses, references, **options) for metric in METRICS}
+    return {metric: score(metric, hypotheses, references, **options) for metric in METRICS}
+
+
+def warn_of_zero(scores: dict[str, Score]) -> None:
+    """Warn of a BLEU of 0, which also good translations of a few words have."""
     if scores["bleu"].score == 0:
         logger.warning(
             "BLEU is 0 where no translation has four words, or none has a word of its reference; "
             "rely on chrF"
         )
-    return scores
 
 
 def sentence_chrf(

@@ -59,6 +59,7 @@ def test_nothing_is_said_of_sound_text(folder: Folder) -> None:
     assert (report["errors"], report["warnings"], report["notes"]) == (0, 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "joint"), [(8, "words"), (40, "words"), (900, "words"), (40, "han")]
 )
@@ -78,6 +79,7 @@ def test_a_slipped_block_is_found_with_its_ends(tmp_path: Path, length: int, joi
     assert not {"misfit", "unrelated"} & {kind for _, kind in kinds(report)}
 
 
+@pytest.mark.slow
 def test_a_slipped_block_explains_its_wrong_pairs_but_hides_none_elsewhere(folder: Folder) -> None:
     for lines in (folder.bytes["train.xa"], folder.bytes["train.xb"]):
         lines[1010] = b" ".join(lines[1010:1020])  # where it slips, two pairs differ in length
@@ -98,6 +100,7 @@ def test_a_slipped_block_explains_its_wrong_pairs_but_hides_none_elsewhere(folde
     assert lines_of_misfits == {row + 1 for row in wrong}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["shuffled", "far"])
 def test_a_block_that_goes_together_nowhere_near_is_found(folder: Folder, change: str) -> None:
     lines = folder.bytes["train.xb"]
@@ -114,6 +117,7 @@ def test_a_block_that_goes_together_nowhere_near_is_found(folder: Folder, change
     assert "match no better than neighbouring" in example["text"]
 
 
+@pytest.mark.slow
 def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
     del folder.bytes["train.xa"][1499]
     report = folder.look()
@@ -125,6 +129,7 @@ def test_a_lost_line_is_found_where_it_was(folder: Folder) -> None:
     assert report["errors"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", [1, 700])
 def test_lines_of_documents_that_slipped_are_noticed(folder: Folder, slip: int) -> None:
     """Lines of one subject have words that come together, whichever lines are paired."""
@@ -147,6 +152,7 @@ def test_lines_of_documents_that_slipped_are_noticed(folder: Folder, slip: int) 
         assert ("data.train.0", "unrelated") in kinds(folder.look_at_train())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", [1, -2, 12, -30])
 def test_sides_that_are_shifted_throughout_are_told_by_how_many_lines(
     folder: Folder, slip: int
@@ -163,6 +169,7 @@ def test_sides_that_are_shifted_throughout_are_told_by_how_many_lines(
     assert not {"unrelated", "misfit"} & {kind for _, kind in kinds(report)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slip", [5, 25])
 def test_a_shift_in_most_of_the_lines_is_told_with_its_beginning(folder: Folder, slip: int) -> None:
     lines = folder.bytes["train.xb"]
@@ -176,6 +183,7 @@ def test_a_shift_in_most_of_the_lines_is_told_with_its_beginning(folder: Folder,
     assert example["text"] == f"to {len(lines)}: targets are {units}"
 
 
+@pytest.mark.slow
 def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
     lines = folder.bytes
     lines["train.xa"][10], lines["train.xb"][10] = lines["valid.xa"][1], lines["valid.xb"][1]
@@ -202,6 +210,7 @@ def test_sets_that_overlap_are_named_on_both_sides(folder: Folder) -> None:
     }
 
 
+@pytest.mark.slow
 def test_blank_lines_do_not_overlap_and_an_equal_pair_counts_before_an_equal_side(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +228,7 @@ def test_blank_lines_do_not_overlap_and_an_equal_pair_counts_before_an_equal_sid
     assert places == [("data.valid", "overlap", 2, 11)]
 
 
+@pytest.mark.slow
 def test_a_nearly_equal_pair_is_not_shown_as_an_equal_one(folder: Folder) -> None:
     """A phrase twice and three times: all bigrams are the same."""
     lines = folder.bytes
@@ -233,6 +243,7 @@ def test_a_nearly_equal_pair_is_not_shown_as_an_equal_one(folder: Folder) -> Non
     assert first["text"].startswith("99% equal to train.xa:41  ")
 
 
+@pytest.mark.slow
 def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folder: Folder) -> None:
     folder.data |= {"valid": folder.entry("train"), "invalid_utf8": "drop"}
     folder.bytes["train.xa"][3] += b"\xff"
@@ -247,6 +258,7 @@ def test_a_set_that_stands_in_train_is_an_error_and_dropped_bytes_are_none(folde
     assert report["errors"] == 0
 
 
+@pytest.mark.slow
 def test_all_that_is_broken_is_told_in_one_run(folder: Folder) -> None:
     del folder.bytes["train.xb"][-1]
     folder.bytes["valid.xa"][3] += b"\xff"
@@ -276,6 +288,7 @@ def test_all_that_is_broken_is_told_in_one_run(folder: Folder) -> None:
     }
 
 
+@pytest.mark.slow
 def test_tables_are_named_by_row(folder: Folder) -> None:
     src, tgt = (list(side) for side in sound()["train"])
     src[6], tgt[8] = src[6] + "\nand more", " "
@@ -301,6 +314,7 @@ def test_tables_are_named_by_row(folder: Folder) -> None:
     assert (first["line"], first["first"]["row"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_generated_text_is_sound(folder: Folder) -> None:
     made = {"generated": "phrasebook"}
     folder.data |= {"src_lang": "en", "tgt_lang": "de", "test": {}}
@@ -321,6 +335,7 @@ def test_little_text_is_looked_at_too(tmp_path: Path, pairs: int) -> None:
     assert report["errors"] == 1
 
 
+@pytest.mark.slow
 def test_text_of_which_training_has_nothing_left_is_an_error(folder: Folder) -> None:
     folder.data["max_length"] = 4
     report = folder.look()
@@ -334,6 +349,7 @@ def test_text_of_which_training_has_nothing_left_is_an_error(folder: Folder) -> 
     assert folder.look()["errors"] == 0
 
 
+@pytest.mark.slow
 def test_a_set_of_blank_lines_is_an_error(folder: Folder) -> None:
     folder.bytes["valid.xb"] = [b" "] * len(folder.bytes["valid.xa"])
     report = folder.look()
@@ -352,6 +368,7 @@ def test_a_side_in_a_legacy_encoding_is_not_judged_by_its_rows_in_ascii(folder: 
     assert ("data.train.0", "encoding") in kinds(report)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_side_in_reverse(folder: Folder) -> None:
     lines = folder.bytes["train.xb"]
     lines[1000:1200] = [line[::-1] for line in lines[1000:1200]]
@@ -364,6 +381,7 @@ def test_a_part_of_a_side_in_reverse(folder: Folder) -> None:
     assert "another encoding or language, other spacing, letters in reverse order" in message
 
 
+@pytest.mark.slow
 def test_two_languages_of_a_side_are_no_mixture(folder: Folder) -> None:
     """Each corpus is compared with text in its own languages."""
     han = corpus(600, 9, HAN, "")[1]
@@ -375,6 +393,7 @@ def test_two_languages_of_a_side_are_no_mixture(folder: Folder) -> None:
     assert not messages(folder.look(), "mixture")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, 200])
 def test_a_part_in_other_letters(folder: Folder, count: int) -> None:
     """Few such texts are each reported; more seem to be usual on their side, but are a part."""
@@ -387,6 +406,7 @@ def test_a_part_in_other_letters(folder: Folder, count: int) -> None:
     assert (("data.train.0", "script") in kinds(report)) == (count == 60)
 
 
+@pytest.mark.slow
 def test_both_directions_are_checked_in_one(folder: Folder) -> None:
     """Whether swapped or written the other way round, files are named as they are."""
     for name in ("train", "valid"):
@@ -402,6 +422,7 @@ def test_both_directions_are_checked_in_one(folder: Folder) -> None:
     assert ("data.train.1", "language") in kinds(report)
 
 
+@pytest.mark.slow
 def test_examples_are_bounded_and_the_worst_first(folder: Folder) -> None:
     for row in range(100, 160):
         plant(folder, "same", row)
@@ -411,6 +432,7 @@ def test_examples_are_bounded_and_the_worst_first(folder: Folder) -> None:
     assert [len(each["text"]) for each in finding["examples"]] == [2 * n + 3 for n in longest[:3]]
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = folder.bytes["train.xb"]
     lines[990:1020] = [*lines[991:1020], lines[990]]
@@ -420,6 +442,7 @@ def test_chunks_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) 
     assert kinds(folder.look()) == kinds(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not workers.CAN_FORK, reason="needs processes that are forked")
 def test_processes_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = folder.bytes["train.xb"]
@@ -445,6 +468,7 @@ def test_processes_change_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatc
     assert {"slip", "encoding", "blank", "markup", "overlap"} <= {kind for _, kind in kinds(here)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("swap", "side"), [(False, "src"), (True, "tgt")])
 def test_pairs_that_filters_leave_out_are_counted_by_reason(
     folder: Folder, swap: bool, side: str
@@ -466,6 +490,7 @@ def test_pairs_that_filters_leave_out_are_counted_by_reason(
     assert f": {PAIRS - 3:,};" in report["doubts"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("filters", [{"tgt_script": ["Han"]}, {"min_length": 500}])
 def test_filters_that_leave_no_pair_are_an_error(folder: Folder, filters: dict[str, Any]) -> None:
     folder.settings["filter"] = filters
@@ -477,6 +502,7 @@ def test_filters_that_leave_no_pair_are_an_error(folder: Folder, filters: dict[s
     assert reason in look(folder.write(), forecast=True).lines(100)
 
 
+@pytest.mark.slow
 def test_a_device_that_the_machine_lacks_is_an_error_of_the_forecast(folder: Folder) -> None:
     folder.settings["train"] = {"device": "cuda:99"}
     assert folder.look()["errors"] == 0
@@ -491,6 +517,7 @@ def test_a_request_to_stop_is_heard(folder: Folder) -> None:
         diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["Profile", "report_mixture"])
 def test_a_signal_stops_the_learning_of_what_is_normal_at_once(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, step: str
@@ -506,6 +533,7 @@ def test_a_signal_stops_the_learning_of_what_is_normal_at_once(
         diagnose(load_config(folder.write()), stop, examples=1, with_forecast=False, timed=False)
 
 
+@pytest.mark.slow
 def test_a_start_from_a_model_that_is_yet_to_be_trained_needs_less_text(folder: Folder) -> None:
     folder.settings["train"] = {"init_from": str(folder.path / "first")}
     assert folder.look()["doubts"] == [
@@ -546,6 +574,7 @@ def test_the_last_line_counts_what_was_found() -> None:
     assert [*found.lines(80)][-4:] == ["error: b", "error: c", "warning: a", "2 errors, 1 warning"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_fails_on_errors(folder: Folder) -> None:
     folder.bytes["train.xb"][41] += "\0 \u00a0\x85".encode()
     config = folder.write()
@@ -583,6 +612,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
     assert 4 not in numbers
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_long_lines(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ ODD_TEXT = {
 }
 
 
+@pytest.mark.slow
 def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
     planted: dict[str, set[tuple[str, int]]] = {}
     plants = [(kind, text.encode()) for kind, texts in ODD_TEXT.items() for text in texts]
@@ -191,6 +192,7 @@ def test_hours_of_different_clocks_are_no_different_numbers(folder: Folder) -> N
     assert places(report, "digits") == [("train.xa", 204)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["he", "fa_Arab", "ru"])
 def test_direction_marks_are_normal_in_any_text_of_a_language_from_right_to_left(
     folder: Folder, language: str
@@ -201,6 +203,7 @@ def test_direction_marks_are_normal_in_any_text_of_a_language_from_right_to_left
     assert invisible == (language == "ru")
 
 
+@pytest.mark.slow
 def test_one_odd_pair_is_named(folder: Folder) -> None:
     for number, kind in enumerate(PLANTS):
         plant(folder, kind, 1000 + 60 * number)
@@ -303,6 +306,7 @@ def test_marks_before_texts_of_one_side(folder: Folder) -> None:
     assert places(folder.look_at_train(examples=50), "marked") == expected
 
 
+@pytest.mark.slow
 def test_fewer_marks_than_one_in_a_hundred_texts_may_be_dates(folder: Folder) -> None:
     mark_texts(folder, 260)
     assert places(folder.look(), "marked") == []
@@ -315,6 +319,7 @@ FRENCH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("language", "count", "is_found"), [("de", 30, True), ("de", 4, False), ("mt", 30, False)]
 )
@@ -357,6 +362,7 @@ def test_a_fraction_of_swapped_pairs_is_found(folder: Folder, fraction: float) -
     assert {line - 1 for _, line in places(report, "swapped")} <= set(chosen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [2, 5, 20])
 def test_lines_in_a_script_that_is_not_the_language_s_are_found_however_many(
     folder: Folder, every: int

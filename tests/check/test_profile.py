@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fraction", "spelling"),
     [(0.1, "ae"), (0.1, "a"), (1.0, "a"), (0.0, "a"), (0.1, ""), (1.0, "")],
@@ -47,6 +48,7 @@ def test_lost_accents_are_found(folder: Folder, fraction: float, spelling: str) 
         assert " for " in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("language", "page", "letters"),
     [("tr", "cp1254", "ğış"), ("hu", "cp1250", "őű"), ("lt", "cp1257", "ąėį")],
@@ -74,6 +76,7 @@ def test_letters_that_were_read_as_windows_1252_are_found(
     assert text.endswith(f"convert the original file from {page}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["characters", "bytes", "words"])
 def test_texts_cut_off_at_a_length_are_found(folder: Folder, unit: str) -> None:
     lines = folder.bytes["train.xb"]
@@ -89,6 +92,7 @@ def test_texts_cut_off_at_a_length_are_found(folder: Folder, unit: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ["Room {0} on floor {0}", "{1} {1}", "{1}"])
 def test_texts_that_all_have_one_length_are_not_cut(folder: Folder, made: str) -> None:
     """Such as templates with numbers, names and the words of a dictionary."""
@@ -118,6 +122,7 @@ def test_texts_cut_off_within_sentences_are_found(
         assert not lines[row].endswith(b".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [150, PAIRS])
 def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     for name in ("train.xa", "train.xb"):
@@ -126,6 +131,7 @@ def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
     assert ("data.train.0", "unrelated") in kinds(folder.look_at_train())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["unrelated", "slip"])
 def test_sentences_do_not_seem_cut_off_by_a_title_on_the_other_side(
     folder: Folder, kind: str
@@ -149,6 +155,7 @@ def test_sides_without_any_words_that_go_together_are_noticed(folder: Folder) ->
     assert ("data.train.0", "unrelated") in kinds(folder.look_at_train())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("percent", [10, 30, 60])
 def test_wrong_pairs_all_over_are_counted(folder: Folder, percent: int) -> None:
     lines, draw = folder.bytes["train.xb"], random.Random(5)
@@ -165,6 +172,7 @@ def test_wrong_pairs_all_over_are_counted(folder: Folder, percent: int) -> None:
         assert len(wrong - set(rows)) <= 0.1 * len(wrong)
 
 
+@pytest.mark.slow
 def test_words_show_that_lines_of_a_few_patterns_go_together(folder: Folder) -> None:
     """Where a longer word has a shorter translation, lengths do not correlate."""
     draw = random.Random(6)
@@ -227,6 +235,7 @@ def test_text_that_was_added_to_some_texts_of_a_side_is_named(
     assert text.startswith(f"about 20.0% of the {name} {begin}")
 
 
+@pytest.mark.slow
 def test_a_side_in_another_script_than_its_language(folder: Folder) -> None:
     folder.data |= {"src_lang": "ru", "tgt_lang": "zh-TW"}
     shown = messages(folder.look_at_train(), "language")
@@ -259,6 +268,7 @@ def test_a_side_without_the_frequent_words_of_its_language(folder: Folder) -> No
     assert "the targets have hardly any frequent words of ru; were they read in" in shown
 
 
+@pytest.mark.slow
 def test_a_language_in_another_script(folder: Folder) -> None:
     folder.data["tgt_lang"] = "uz"
     letters = str.maketrans("abcdefghiklmnopqrstuvwxyz", "абцдефгхиклмнопярстувшзыж")
@@ -271,6 +281,7 @@ def test_a_language_in_another_script(folder: Folder) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("language", "every"), [("ja", 1000), ("ja", 20), ("zh", 1000)])
 def test_chinese_in_place_of_japanese(folder: Folder, language: str, every: int) -> None:
     folder.data["tgt_lang"] = language
@@ -282,6 +293,7 @@ def test_chinese_in_place_of_japanese(folder: Folder, language: str, every: int)
     assert any(text in each for each in shown) == (language == "ja" and every == 1000)
 
 
+@pytest.mark.slow
 def test_a_corpus_whose_sides_are_swapped(folder: Folder) -> None:
     words = [sorted(FREQUENT["de"]), sorted(FREQUENT["en"])]
     for name, own in zip(("train.xa", "train.xb"), words, strict=True):

@@ -698,6 +698,7 @@ def test_sets_that_training_cannot_use_are_refused(files: tuple[Path, Path]) -> 
     assert not output.exists()
 
 
+@pytest.mark.slow
 def test_the_command_makes_what_training_takes(tmp_path: Path, files: tuple[Path, Path]) -> None:
     done = run_mtrain("init", *files, "--hold-out", "50", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

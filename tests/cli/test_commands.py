@@ -641,6 +641,7 @@ def test_files_of_another_form_are_refused(command: Command, run_dir: Path, tmp_
             assert not result.out
 
 
+@pytest.mark.slow
 def test_a_stdin_that_does_not_wait_loses_no_line(trained_run: Path) -> None:
     """As a program has it that shares its standard streams, and reads them without waiting."""
     reader, writer = os.pipe()
@@ -656,6 +657,7 @@ def test_a_stdin_that_does_not_wait_loses_no_line(trained_run: Path) -> None:
     os.close(reader)
 
 
+@pytest.mark.slow
 def test_a_stdout_that_does_not_wait_loses_no_line(trained_run: Path, tmp_path: Path) -> None:
     """As a program has it that shares its standard streams; its reader is slow here."""
     text = tmp_path / "text"
@@ -781,6 +783,7 @@ def warnings_of_input(result: Result) -> list[str]:
     return [line for line in result.err.splitlines() if "limit allows" not in line]
 
 
+@pytest.mark.slow
 def test_sentences_of_the_command_line_are_translated(
     command: Command, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -880,6 +883,7 @@ def test_a_reader_that_goes_away_ends_help_as_it_ends_results() -> None:
         assert process.wait(60) == 141
 
 
+@pytest.mark.slow
 def test_each_line_is_answered_before_the_next_and_ctrl_c_ends(run_dir: Path) -> None:
     with start("translate", "-m", run_dir, "--line-buffered") as process:
         assert process.stdin
@@ -906,6 +910,7 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_a_start_does_not_load_torch_s_compiler(places: dict[str, Path]) -> None:
     """It takes a second or more, and the meta device as well as Adam's class would do so."""
     lines = "translate -m {run} -i {src} -o {tmp}/out", "train -c {config} --set run_dir={tmp}/new"
@@ -1045,6 +1050,7 @@ def test_score_takes_pipes_and_refuses_files_of_other_lengths(
     assert f"{pipe}: ends after line 2, but {places['src']} has more; they must" in result.err
 
 
+@pytest.mark.slow
 def test_eval_scores_the_run_s_own_sets(
     command: Command,
     run_dir: Path,

@@ -16,6 +16,7 @@ from mtrain.training import learner
 from mtrain.training.trainer import Trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -55,6 +56,7 @@ def test_steps_do_not_wait_for_the_gpu(
     assert not any(waited), waited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -78,6 +78,7 @@ def test_an_unknown_source_language_is_only_warned_of(
     ]
 
 
+@pytest.mark.slow
 def test_a_named_tokenizer_stands_for_any_language_and_may_not_change(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,7 +170,7 @@ def test_numbers_are_numbers(tmp_path: Path, text: str) -> None:
 
 def test_a_sum_of_fractions_may_be_rounded_up(tmp_path: Path) -> None:
     parts = {"upper": 0.05, "title": 0.55, "no_final": 0.3, "typos": 0.1}
-    assert sum(parts.values()) > 1
+    assert 0.05 + 0.55 + 0.3 + 0.1 > 1
     load(tmp_path, DATA, *(f"train.augment.{key}={part}" for key, part in parts.items()))
 
 
@@ -392,7 +392,7 @@ def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, mess
     file = tmp_path / "c.yaml"
     words = map(re.escape, f"{file}:{message.format(file)}".split())
     assert re.search(f"(?m)^{'.*'.join(words)}", refused), refused
-    assert len(refused) < 500
+    assert len(refused.replace(str(tmp_path), "")) < 500
     assert "None" not in refused
     assert "synthetic_side" not in refused
 
@@ -655,6 +655,7 @@ CONFIGS = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.generate])
 @given(config=CONFIGS)
 def test_a_config_written_is_read_back_the_same(

@@ -179,6 +179,7 @@ def test_a_huge_row_takes_no_memory(tmp_path: Path, name: str) -> None:
 SHORT_SEGMENT = '<tuv xml:lang="c"><seg></seg></tuv>'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variants",
     ["", SHORT_SEGMENT * 400_000, SHORT_SEGMENT.replace('"c"', f'"{"c" * 20_000}"') * 2000],
@@ -552,6 +553,7 @@ PARTS = [
 # fmt: on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", patterns(), ids=lambda p: p.pattern[:30])
 def test_patterns_take_linear_time(pattern: Pattern) -> None:
     """30,000 characters that nearly match, from each start: squared, they would take minutes."""

@@ -85,6 +85,7 @@ def test_too_many_pairs_are_refused() -> None:
         next(pairs("test", 100_001))
 
 
+@pytest.mark.slow
 def test_no_sentence_is_in_two_splits_or_has_two_translations(
     train: list[tuple[str, str]],
 ) -> None:

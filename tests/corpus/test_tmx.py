@@ -245,6 +245,7 @@ def test_an_error_names_a_few_languages(tmp_path: Path) -> None:
     assert error_of(write(tmp_path, memory(*units))).endswith(", x18, x19")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     segment = "a boat on the water " * 20
     path = write(tmp_path, memory(*[pair(segment, segment)] * 20_000))

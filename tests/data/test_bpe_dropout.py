@@ -92,6 +92,7 @@ def draw_again(proto: bytes, pairs: Pairs) -> list[list[int]]:
     return plain(SubwordSampler(Tokenizer(proto), 0.2, 256).draw(pairs, default_rng(1)))
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_the_pieces(tokenizer: Tokenizer) -> None:
     """In another process, too."""
     pairs = ids(tokenizer, *TEXTS[:20])

@@ -332,6 +332,7 @@ def test_validation_lines_that_will_be_cut_are_warned_of(
         assert f"data.valid: lines longer than {limit} tokens, cut there: 1 (line 2)" in logged.text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small_chunks")
 @pytest.mark.parametrize("command", [["check"], ["data", "build"]])
 def test_processes_load_no_module_of_the_working_directory(

@@ -144,6 +144,7 @@ def test_every_code_of_a_config_names_a_package(
     assert found["from_code"] == "aa"
 
 
+@pytest.mark.slow
 def test_the_command_rounds_to_int8_unless_told(trained_run: Path, tmp_path: Path) -> None:
     sample, path = tmp_path / "sample", tmp_path / "new" / "aa_ba.argosmodel"
     sample.write_text("".join(line + "\n" for line in SOURCES))

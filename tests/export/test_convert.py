@@ -270,6 +270,7 @@ def by_transformers(directory: Path) -> list[str]:
     return tokenizer.batch_decode(model.generate(**batch, num_beams=4), skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "translate"), [("ctranslate2", by_ctranslate2), ("hf-marian", by_transformers)]
 )
@@ -328,6 +329,7 @@ def test_a_limit_of_one_token_leaves_empty_translations_on_both_sides(
     assert (tmp_path / "served" / "config.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["ctranslate2", "hf-marian"])
 @pytest.mark.parametrize("option", [{"no_repeat_ngram": 1}, {"sample": True, "temperature": 9.0}])
 def test_sampling_and_banned_repeats_of_the_run_do_not_spoil_the_comparison(

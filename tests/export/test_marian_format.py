@@ -230,6 +230,7 @@ def agree(tokenizer: Tokenizer, marian: Any, texts: list[str]) -> None:
     assert joined == [text.strip() for text in tokenizer.decode(known)]
 
 
+@pytest.mark.slow
 def test_text_is_cut_and_joined_alike(engine: tuple[Tokenizer, Any]) -> None:
     tokenizer, marian = engine
 
@@ -265,6 +266,7 @@ def test_a_text_that_begins_like_a_language_code_is_cut_otherwise(
     assert marian(text)["input_ids"][:-1] != tokenizer.encode([text])[0]
 
 
+@pytest.mark.slow
 def test_long_texts_are_cut_off_where_mtrain_does(
     loaded_model: LoadedModel, tmp_path: Path
 ) -> None:

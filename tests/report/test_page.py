@@ -503,6 +503,7 @@ def test_a_corpus_that_is_not_the_run_s_text_is_not_on_the_page(
     assert SECRET not in page
 
 
+@pytest.mark.slow
 def test_the_check_reads_no_other_vocabulary_than_the_run_s(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ from mtrain.runtime.device import (
 from mtrain.runtime.errors import NO_THREAD, RefusedError, UserError
 
 
+@pytest.mark.slow
 def test_torch_is_set_up_for_cuda_and_reads_the_variables_for_it() -> None:
     code = """
 import os, torch
@@ -254,6 +255,7 @@ print(packed_product(matrix, None)(matrix).sum())
 """
 
 
+@pytest.mark.slow
 def test_limits_of_onednn_count() -> None:
     """As on a CPU with AVX2 alone, where torch refuses to pack matrices of bf16."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}

@@ -496,6 +496,7 @@ def test_the_file_that_a_stream_goes_to_is_written_directly(folder: Path, number
     assert names(folder) == ["log"]
 
 
+@pytest.mark.slow
 def test_a_translation_goes_where_a_stream_is(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("bavo\n")
     line = ["-m", str(model), "-i", "in", "-o", "/dev/stdout"]

@@ -112,6 +112,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes")
 @pytest.mark.parametrize("cause", ["timeout", "stop"])
 def test_a_program_that_does_not_end_is_killed_with_its_children(

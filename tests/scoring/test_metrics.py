@@ -23,6 +23,7 @@ from mtrain.scoring.metrics import (
     paired_tests,
     score,
     score_all,
+    warn_of_zero,
 )
 from mtrain.scoring.references import (
     read_aligned,
@@ -115,6 +116,7 @@ def test_tokenized_text_brings_no_words_of_sacrebleu(caplog: pytest.LogCaptureFi
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 def test_processes_count_the_edits_of_many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     references, systems = [REFERENCE, SECOND], [("a", HYPOTHESIS), ("b", SECOND)]
     expected = score("ter", HYPOTHESIS, references, interval=True)
@@ -370,6 +372,7 @@ def test_a_bleu_of_zero_is_explained(
     log.logger.propagate = True
     with caplog.at_level(logging.WARNING, "mtrain"):
         scores = score_all([hypothesis], [[reference]], "en", None, lowercase=False)
+        warn_of_zero(scores)
     assert (scores["bleu"].score == 0) == warns
     assert any("BLEU is 0" in message for message in caplog.messages) == warns
 

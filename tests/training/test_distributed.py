@@ -208,6 +208,7 @@ def at_step_7(name: str) -> Hook:
     return partial(at_step, 7, partial(signal.raise_signal, signal.Signals[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_and_resumed_is_undisturbed(
     config: Path, tmp_path: Path, undisturbed: Path, rank: int
@@ -236,6 +237,7 @@ def stop_in_validation() -> None:
     Validation.evaluate = stopped  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "hook", "step", "reason"),
     [
@@ -344,6 +346,7 @@ def test_machines_on_which_auto_means_something_else_are_refused(
 # --- resumed by another number of ranks ---------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_any_number_of_ranks(
     config: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -474,6 +477,7 @@ def restarted(config: Path, tmp_path: Path) -> Callable[..., subprocess.Complete
     return start
 
 
+@pytest.mark.slow
 def test_a_job_that_is_over_is_not_trained_again(restarted: Any, tmp_path: Path) -> None:
     done = restarted(is_over=True)
     assert done.returncode == EXIT_FAILED
@@ -689,6 +693,7 @@ def nothing() -> None:
     """End without connecting."""
 
 
+@pytest.mark.slow
 def test_processes_that_never_meet_are_reported(tmp_path: Path) -> None:
     output = tmp_path / "told"
     done = start(tmp_path, [partial(wait_in_vain, output), nothing])

@@ -320,6 +320,7 @@ def train(config: Path, run: Path, *overrides: str) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -345,6 +346,7 @@ def test_threads_change_nothing(
     assert "checkpoints/step-00000006/model.safetensors" in differences(runs[0], other)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_other_threads(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def start_both(config: Path, directory: Path, *overrides: str) -> list[Trainer]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row_tokens", [128, 12])
 @pytest.mark.parametrize(
     ("name", "settings"),

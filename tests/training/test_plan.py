@@ -307,6 +307,7 @@ def test_a_measured_time_replaces_the_estimate(
         assert all("take about 19 days on this machine" in text for text in warnings)
 
 
+@pytest.mark.slow
 def test_check_and_a_dry_run_say_the_same(tiny_config: TinyConfig) -> None:
     config = tiny_config(**{"pairs": 400, "train.peak_lr": 0.02})
     dry = run_mtrain("train", "-c", config, "--dry-run")

@@ -208,6 +208,7 @@ def test_stopped_and_resumed_is_uninterrupted(run: Path, settings: str) -> None:
     finish(run, *overrides)
 
 
+@pytest.mark.slow
 def test_a_run_on_a_gpu_resumes(run: Path) -> None:
     settings = ["train.device=cuda", "train.max_steps=8", "train.ema_decay=0.9"]
     with fake_cuda():
@@ -215,6 +216,7 @@ def test_a_run_on_a_gpu_resumes(run: Path) -> None:
         finish(run, *settings)
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_from_given_weights_resumes(tmp_path: Path) -> None:
     first = tmp_path / "first"
     shutil.copytree(uninterrupted(), first)
@@ -714,6 +716,7 @@ def test_a_best_checkpoint_that_is_gone_is_marked_at_the_next_start(run: Path) -
     assert checkpoint.resolve(run).name == "step-00000014"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", [["valid"], ["valid", "test"]], ids=" ".join)
 def test_a_lost_history_is_rebuilt_from_the_records(
     run: Path, warnings: Callable[[], str], sets: list[str]
@@ -870,6 +873,7 @@ def test_moments_may_be_larger_than_weights(run: Path) -> None:
     assert (run / "checkpoints/step-00000024").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_extended_is_as_if_it_had_not_ended(run: Path) -> None:
     """The first end is validated out of turn, averaged and tested."""
     settings = ["train.valid_every=4", "train.keep_checkpoints=1", "train.average_last=2"]

@@ -308,6 +308,7 @@ def small_shards() -> None:
     synthesis.SHARD = 8
 
 
+@pytest.mark.slow
 def test_processes_and_threads_change_nothing(
     tmp_path: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +340,7 @@ def use_own_cache(directory: Path, rank: int) -> None:
     synthesis.Synthesizer._translate = translate_own  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_no_shard_is_translated_twice_by_ranks_without_a_common_cache(
     tmp_path: Path, trained_run: Path
 ) -> None:
@@ -352,6 +354,7 @@ def test_no_shard_is_translated_twice_by_ranks_without_a_common_cache(
 # --- kept with the run --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_reads_its_own_text_from_then_on(
     tmp_path: Path, trained_run: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -615,6 +618,7 @@ def test_tokenizer_train_needs_the_synthetic_text(
     assert Preparation(other, Stop()).tokenizer.proto == vocabulary
 
 
+@pytest.mark.slow
 def test_check_and_dry_run_make_no_synthetic_text(tmp_path: Path, trained_run: Path) -> None:
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     for command in (["train", "--dry-run"], ["check"], ["check", "--no-timing"]):

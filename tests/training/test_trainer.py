@@ -46,6 +46,7 @@ TRAINING = (
 )
 
 
+@pytest.mark.slow
 def test_records_are_of_all_steps_since_the_last_one(
     tiny_config: TinyConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

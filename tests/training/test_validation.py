@@ -49,6 +49,7 @@ def test_the_perplexity_of_a_run_that_diverges_is_short(nll: float, shown: str) 
     assert summary({"bleu": 0, "chrf": 0, "nll": nll}).endswith(f"  ppl {shown}")
 
 
+@pytest.mark.slow
 def test_each_validation_shows_the_same_lines(
     tiny_config: TinyConfig, tmp_path: Path, train: Train
 ) -> None:
@@ -173,6 +174,7 @@ def test_each_signature_names_its_sets(
     ]
 
 
+@pytest.mark.slow
 def test_best_patience_and_records_follow_the_program(
     tiny_config: TinyConfig, tmp_path: Path, train: Train, command: str
 ) -> None:

@@ -181,6 +181,7 @@ assert torch.get_num_threads() == 3
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_translates(trained_run: Path) -> None:
     subprocess.run([sys.executable, "-c", FORK, str(trained_run)], check=True, timeout=300)
