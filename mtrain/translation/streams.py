@@ -73,9 +73,8 @@ def translate_stream(
                     links, cut_indices = align(loaded, window, best)
                     cut_alignments.add(done + index for index in cut_indices)
                     alignments.writelines(line.encode() + b"\n" for line in links)
-            if line_buffered:
-                for stream in filter(None, (sink, alignments)):
-                    stream.flush()
+            for stream in filter(None, (sink, alignments)):
+                stream.flush()  # a reader that has gone away gets no warnings about its lines
             done += len(window)
     warn_of_counts(counts)
     cut.warn(loaded.max_source_length)
