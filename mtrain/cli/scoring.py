@@ -74,9 +74,10 @@ def evaluate(
         if not translator.ranks.is_rank_0:
             return
     scores = score_all(hypotheses, references, tgt_lang, tokenize, lowercase)
+    notes: list[Note] = []
     if not is_wrong:
         warn_of_zero(scores)
-    notes = [] if is_wrong else find_faults(hypotheses, references, sources, lowercase)
+        notes = find_faults(hypotheses, references, sources, lowercase)
     _print_scores(scores, notes, len(hypotheses), as_json=json_)
 
 

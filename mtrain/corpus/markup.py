@@ -27,6 +27,11 @@ TAGS = re.compile(
 )
 
 
+def is_quoted(text: str) -> bool:
+    """Whether a text is in double quotes."""
+    return len(text) > 1 and text[0] == text[-1] == '"'
+
+
 def is_quoted_cell(text: str) -> bool:
     """Whether a text is in double quotes, and all quotes in it are doubled, as in a CSV file."""
     inner = text[1:-1]

@@ -61,15 +61,14 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
     languages = dict[str, None]()
     has_pairs = False
     for number, unit in enumerate(_read_units(path, reading.check_stop), 1):
-        if indices := _find_variants(unit, src, tgt):
+        if pair := _find_pair(unit, src, tgt):
             has_pairs = True
-            languages_of_unit = [variant.language for variant in unit]
-            src_variant, tgt_variant = (unit[index] for index in indices)
-            if max(languages_of_unit.count(v.language) for v in (src_variant, tgt_variant)) > 1:
+            of_unit = [variant.language for variant in unit]
+            if any(of_unit.count(variant.language) > 1 for variant in pair):
                 reading.counts[SEVERAL_TEXTS] += 1
-            if src_variant.has_codes or tgt_variant.has_codes:
+            if any(variant.has_codes for variant in pair):
                 reading.counts[INLINE_CODES] += 1
-            yield number, src_variant.text, tgt_variant.text
+            yield number, pair[0].text, pair[1].text
         elif unit is TOO_LARGE:
             has_pairs = True
             reading.drop_long(f"{path}: unit {number}", number)
@@ -90,8 +89,8 @@ def count_tmx(corpus: FileCorpus, path: Path, reading: Reading, lines: int) -> i
     return pairs + sum(count for reason, count in counts if reason.startswith(DROPPED))
 
 
-def _find_variants(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
-    """Return the indices of the variants for two languages: the variant of the exact code, or else
+def _find_pair(unit: Unit, src: str, tgt: str) -> tuple[Variant, Variant] | None:
+    """Return the variants of a unit for two languages: the variant of the exact code, or else
     the first unused variant of the language; the longer code chooses first.
     """
     names = (src, tgt, *(variant.language for variant in unit))
@@ -102,7 +101,7 @@ def _find_variants(unit: Unit, src: str, tgt: str) -> tuple[int, int] | None:
             is_unused = index not in indices.values()
             if code not in indices and is_unused and variant.startswith(code + "-"):
                 indices[code] = index
-    return (indices[src], indices[tgt]) if len(indices) == 2 else None
+    return (unit[indices[src]], unit[indices[tgt]]) if len(indices) == 2 else None
 
 
 def _read_units(path: Path, check_stop: Callable[[], None]) -> Iterator[Unit]:

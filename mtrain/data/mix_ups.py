@@ -29,7 +29,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.language_identification import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
-from mtrain.corpus.markup import SUBWORDS, is_quoted_cell
+from mtrain.corpus.markup import SUBWORDS, is_quoted, is_quoted_cell
 from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
@@ -230,8 +230,7 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
     nearly all texts, or those that hold a comma or a quote.
     """
     for texts, name in ((sources, "sources"), (targets, "targets")):
-        stripped = map(str.strip, texts)
-        quoted = [text for text in stripped if len(text) > 1 and text[0] == text[-1] == '"']
+        quoted = list(filter(is_quoted, map(str.strip, texts)))
         cells = list(filter(is_quoted_cell, quoted))
         with_comma = [text for text in cells if "," in text]
         with_quote = [text for text in cells if '""' in text]

@@ -19,6 +19,8 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
+from mtrain.corpus.markup import is_quoted
+
 COMMON, RARE = 0.5, 0.05  # fractions of texts
 MIN_STYLED, MAX_STYLED = 50, 2000  # texts of a language to compare; about as many are looked at
 MIN_PART = 200  # texts of a part; messages of one program may have fewer capital letters
@@ -109,10 +111,6 @@ def _han_forms(text: str) -> int:
     return sum(map(_han_form, _HAN.findall(text)))
 
 
-def _is_in_quotes(text: str) -> bool:
-    return len(text) > 1 and text[0] == text[-1] == '"'
-
-
 def _has_final_mark(text: str) -> bool:
     return _FINAL_MARK.search(text[-_MAX_END:]) is not None
 
@@ -140,7 +138,7 @@ STYLES = {
     ),
     "capital letters": Style(lambda text: text != text.lower(), _is_sentence),
     "capital letters only": Style(_has_only_capitals, _is_sentence),
-    "double quotes around them": Style(_is_in_quotes, lambda text, other: True),
+    "double quotes around them": Style(is_quoted, lambda text, other: True),
     "a number at the beginning": Style(_NUMBER.match, lambda text, other: True),
     "such a mark": Style(
         _has_final_mark,
