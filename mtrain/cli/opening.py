@@ -41,7 +41,7 @@ def run_or_checkpoint(argument: Path | None, option: list[Path] | None) -> Path:
 
 def run_directory(argument: Path | None, option: list[Path] | None) -> Path:
     """Return the only run directory that is given; raises as `config_path` does, and `UserError` if
-    it does not exist.
+    it is not a directory.
     """
     run = _only_path(argument, option, "-m/--model", RUN_DIRECTORY)
     require_models(run, kind=RUN_DIRECTORY)
@@ -59,7 +59,7 @@ def _only_path(argument: Path | None, option: list[Path] | None, name: str, what
 
 
 def require_models(*paths: Path, kind: str = RUN_OR_CHECKPOINT) -> None:
-    """Raise `UserError` for a path that does not exist, before seconds of loading torch. With
+    """Raise `UserError` for a path of no directory, before seconds of loading torch. With
     several processes, rank 0 checks the paths later.
     """
     from mtrain.runs.layout import require_model

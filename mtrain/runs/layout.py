@@ -53,9 +53,10 @@ def complete_checkpoints(directory: Path) -> list[Path]:
 
 
 def require_model(path: Path, kind: str = "run or checkpoint directory") -> None:
-    """Raise `UserError` if nothing is at a path, which should be a directory of this kind."""
-    if not path.exists():
-        raise UserError(f"{path}: no such directory; give a {kind}")
+    """Raise `UserError` if a path is not that of a directory; `kind` says what it should be."""
+    if not path.is_dir():
+        state = "not a directory" if path.exists() else "no such directory"
+        raise UserError(f"{path}: {state}; give a {kind}")
 
 
 def is_prepared(path: Path) -> bool:

@@ -39,8 +39,7 @@ class Finding:
 
 def verify(path: Path) -> Iterator[Finding]:
     """Check a run or checkpoint directory; raises `UserError` for any other."""
-    if not path.is_dir():
-        raise UserError(f"{path}: no such directory; give a run or checkpoint directory")
+    layout.require_model(path)
     if (path / manifest.NAME).exists():
         yield from _checkpoint(path.resolve(), path.resolve().name, None)
         return

@@ -426,6 +426,7 @@ MISTAKES = [
     ("translate", 2, ["--model"]),
     ("translate -m {run} -i {src} bavo", 2, ["give either sentences or -i/--input FILE"]),
     ("translate -m {tmp}/absent", 1, ["absent: no such directory"]),
+    ("translate -m {run}/config.yaml", 1, ["config.yaml: not a directory; give a run or"]),
     ("translate -m {tmp}", 1, ["is no run itself, but holds runs; name one", "/broken"]),
     ("translate -m {run}/checkpoints", 1, ["name the run, ", "/run"]),
     ("translate -m {broken}", 1, ["model.safetensors", "bytes instead of", "is intact; use it"]),
@@ -500,6 +501,7 @@ MISTAKES = [
     ("compare {src} {ref} -r {ref} --metrics bleu,comet", 2, ["comet", "bleu,chrf,ter"]),
     # runs
     ("verify {tmp}/none", 1, ["none: no such directory; give a run or checkpoint directory"]),
+    ("verify {run}/run.json", 1, ["run.json: not a directory; give a run or checkpoint directory"]),
     ("verify {tmp}", 1, ["not a run directory"]),
     ("verify {prepared}", 1, ["prepared: nothing has been trained yet; run mtrain train"]),
     ("report {prepared} -o {tmp}/a.html", 1, ["prepared: nothing has been trained yet"]),
