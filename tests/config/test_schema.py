@@ -337,6 +337,7 @@ ADDED = [
     ("tokenizer: {user_symbols: [on]}", '7: tokenizer.user_symbols write "on" in quotes'),
     ("tokenizer: {user_symbols: [a, a]}", "7: tokenizer.user_symbols: a is listed twice"),
     ("tokenizer: {user_symbols: [a b]}", "7: tokenizer.user_symbols: 'a b' contains white space"),
+    ("tokenizer: {user_symbols: [\u2581]}", "7: tokenizer.user_symbols: '\u2581' contains white"),
     ("tokenizer: {user_symbols: [<s>]}", "7: tokenizer.user_symbols: <s> is a special"),
     ("model: none", "7: model: should be a mapping of settings, got 'none'"),
     ("train: []", "7: train: should be a mapping of settings, got a list of 0"),
