@@ -32,7 +32,7 @@ from processes import Processes, keep_in_memory
 
 from mtrain.cli import app as cli
 from mtrain.config.loading import load_config
-from mtrain.config.schema import Config
+from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
@@ -190,6 +190,12 @@ Train = Callable[..., int]
 def train(monkeypatch: pytest.MonkeyPatch) -> Train:
     """Run `mtrain train` in this process and return its exit code."""
     return lambda config, *options: run_here(monkeypatch, "train", "-c", config, *options)
+
+
+def make_tokenizer(texts: list[str], **settings: Any) -> Tokenizer:
+    """Train a vocabulary; `settings` are those of `tokenizer` in a config."""
+    settings = {"vocab_size": 320, **settings}
+    return Tokenizer(train_tokenizer(lambda: texts, TokenizerConfig(**settings)))
 
 
 def link(path: Path) -> None:
@@ -372,8 +378,7 @@ def config(tiny_config: TinyConfig) -> Config:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """Return a small vocabulary of the made-up language."""
-    lines = [line for pair in made_up_pairs(200, 4) for line in pair]
-    return Tokenizer(train_tokenizer(lambda: lines, vocab_size=320))
+    return make_tokenizer([line for pair in made_up_pairs(200, 4) for line in pair])
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mtrain.config.corpora import Corpus, GeneratedCorpus, SyntheticCorpus
-from mtrain.config.schema import Config
+from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.corpus import readers
 from mtrain.corpus.lines import DROPPED, NOT_UTF8, chunked, is_blank, join_names
 from mtrain.corpus.misalignment import misalignment_warnings
@@ -228,20 +228,23 @@ class Preparation:
         """Cache key of the vocabulary: all that it depends on."""
         hashes, config = [scan.sha256 for scan in self.scans], self.config
         text_filter = config.filter.model_dump(exclude={"min_length", "max_ratio"})
-        options = {**config.tokenizer.model_dump(), "user_symbols": config.user_symbols}
+        options = self._tokenizer_settings.model_dump()
         sides = list(map(_real_sides, config.data.available_train))
         settings = [FILTERS, text_filter, self.selection.max_length, MAX_SENTENCES, options, sides]
         library = version("sentencepiece")
         return cache_key("tokenizer", hashes, config.data.invalid_utf8, *settings, library)
 
+    @property
+    def _tokenizer_settings(self) -> TokenizerConfig:
+        """The settings of the vocabulary, with the tags among its symbols."""
+        return self.config.tokenizer.model_copy(update={"user_symbols": self.config.user_symbols})
+
     def _train_tokenizer(self, directory: Path) -> None:
         """Train a vocabulary on both sides together and write it to `directory`."""
-        settings = self.config.tokenizer
+        settings = self._tokenizer_settings
         size = f"{settings.vocab_size:,}"
         logger.info("training a %s vocabulary of %s pieces", settings.model_type, size)
-        options = settings.model_dump(exclude={"path", "user_symbols"})
-        symbols = self.config.user_symbols  # with the tags
-        model = train_tokenizer(self._sentences, user_symbols=symbols, **options)
+        model = train_tokenizer(self._sentences, settings)
         (directory / layout.TOKENIZER).write_bytes(model)
 
     def _sentences(self) -> Iterator[str]:

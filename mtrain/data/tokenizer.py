@@ -5,14 +5,15 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import sentencepiece
 
 from mtrain.config.corpora import MAX_PIECE_LENGTH
+from mtrain.config.schema import TokenizerConfig
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
 from mtrain.runs import layout, manifest
@@ -246,29 +247,20 @@ def _all_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
             stream.seek(_FIXED[wire_type], io.SEEK_CUR)
 
 
-def train_tokenizer(
-    sentences: Callable[[], Iterable[str]],
-    *,
-    vocab_size: int,
-    normalization: str = "identity",
-    user_symbols: Sequence[str] = (),
-    **options: Any,
-) -> bytes:
+def train_tokenizer(sentences: Callable[[], Iterable[str]], settings: TokenizerConfig) -> bytes:
     """Train a vocabulary on `sentences()` and return the model; raises `UserError` if the size does
-    not suit the text. `options` are those of SentencePiece's trainer.
+    not suit the text.
 
     Unlike SentencePiece, by default this neither squeezes spaces nor turns Chinese full-width
     punctuation into ASCII.
     """
-    options = {"model_type": "bpe", "byte_fallback": True, **options}
-    options |= {"normalization_rule_name": normalization, "user_defined_symbols": [*user_symbols]}
-    options["remove_extra_whitespaces"] = normalization != "identity"
     try:
-        return _train(sentences(), options, vocab_size, exact=True)
+        return _train(sentences(), settings, exact=True)
     except RuntimeError:
         pass  # the size is too large or too small: training without a fixed size shows which
+    vocab_size = settings.vocab_size
     try:
-        largest = Tokenizer(_train(sentences(), options, vocab_size, exact=False)).vocab_size
+        largest = Tokenizer(_train(sentences(), settings, exact=False)).vocab_size
     except RuntimeError as error:
         if not any(sentence.strip() for sentence in sentences()):
             raise UserError(
@@ -288,9 +280,7 @@ def train_tokenizer(
     )
 
 
-def _train(
-    sentences: Iterable[str], options: dict[str, Any], vocab_size: int, *, exact: bool
-) -> bytes:
+def _train(sentences: Iterable[str], settings: TokenizerConfig, *, exact: bool) -> bytes:
     """Run SentencePiece's trainer; unless `exact`, a small text may give fewer pieces."""
     model = io.BytesIO()
     failure: BaseException | None = None
@@ -306,8 +296,15 @@ def _train(
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=read(),
             model_writer=model,
-            vocab_size=vocab_size,
+            vocab_size=settings.vocab_size,
             hard_vocab_limit=exact,
+            model_type=settings.model_type,
+            normalization_rule_name=settings.normalization,
+            remove_extra_whitespaces=settings.normalization != "identity",
+            character_coverage=settings.character_coverage,
+            byte_fallback=settings.byte_fallback,
+            split_digits=settings.split_digits,
+            user_defined_symbols=settings.user_symbols,
             input_sentence_size=MAX_SENTENCES,
             max_sentence_length=MAX_SENTENCE_BYTES,
             shuffle_input_sentence=True,
@@ -317,7 +314,6 @@ def _train(
             eos_id=3,
             num_threads=1,  # unigram's sums depend on the number of threads
             minloglevel=2,
-            **options,
         )
     except RuntimeError as error:
         if failure is not None and not isinstance(failure, GeneratorExit):

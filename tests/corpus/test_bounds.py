@@ -27,6 +27,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import regex
+from conftest import make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
@@ -40,7 +41,7 @@ from mtrain.corpus.lines import MAX_LINE_LENGTH, TOO_LONG, Reading, RowError, bo
 from mtrain.corpus.readers import read_pairs, read_scored_text, skim
 from mtrain.data import duplicates, filters
 from mtrain.data.duplicates import write_repeats
-from mtrain.data.tokenizer import Tokenizer, convert_stream, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer, convert_stream
 from mtrain.runtime.errors import UserError
 from mtrain.scoring.references import read_references, read_source
 from mtrain.translation import streams as lines
@@ -503,8 +504,7 @@ def longer_replacement(model: Any) -> None:
 @pytest.mark.parametrize("change", [longer_piece, longer_unknown, longer_replacement])
 def test_a_model_makes_no_text_a_thousand_times_longer(change: Callable[[Any], None]) -> None:
     texts = [f"one {word} two" for word in ("alpha", "beta", "gamma")] * 20
-    proto = train_tokenizer(lambda: texts, vocab_size=300, normalization="nmt_nfkc")
-    Tokenizer(proto)
+    proto = make_tokenizer(texts, vocab_size=300, normalization="nmt_nfkc").proto
     model = sentencepiece_model_pb2.ModelProto.FromString(proto)
     change(model)
     with pytest.raises(UserError, match=r"a\.model: not a model to use: .*1,000 characters"):

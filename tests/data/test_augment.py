@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import made_up_pairs
+from conftest import made_up_pairs, make_tokenizer
 
 from mtrain.config.schema import AugmentConfig, FilterConfig
 from mtrain.data import augment as changes
@@ -23,7 +23,7 @@ from mtrain.data.batches import SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.data.filters import Selection
 from mtrain.data.store import Store, open_tokenized, write_tokenized
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 
 TEXTS = [side for pair in made_up_pairs(300, 5, longest=9) for side in pair]
@@ -31,7 +31,7 @@ ROWS = np.arange(400)
 
 
 def train_pieces(vocab_size: int = 360, **settings: Any) -> Tokenizer:
-    return Tokenizer(train_tokenizer(lambda: TEXTS, vocab_size=vocab_size, **settings))
+    return make_tokenizer(TEXTS, vocab_size=vocab_size, **settings)
 
 
 @pytest.fixture(scope="module")

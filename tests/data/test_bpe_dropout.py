@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import made_up_pairs
+from conftest import made_up_pairs, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.random import default_rng
@@ -22,7 +22,7 @@ from mtrain.data.batches import SpecialIds, TokenBatches
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.data.filters import Selection
 from mtrain.data.store import Store, open_tokenized, write_tokenized
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import manifest
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]
@@ -31,8 +31,7 @@ TEXTS = [side for pair in made_up_pairs(300, 5, longest=9) for side in pair]
 
 
 def train_pieces(model_type: str = "bpe", **settings: Any) -> Tokenizer:
-    settings = {"vocab_size": 360, **settings}
-    return Tokenizer(train_tokenizer(lambda: TEXTS, model_type=model_type, **settings))
+    return make_tokenizer(TEXTS, model_type=model_type, **{"vocab_size": 360, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +122,7 @@ def test_no_text_is_changed(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_user_symbols_and_unknown_characters_stay_whole() -> None:
-    tokenizer = train_pieces(byte_fallback=False, user_symbols=("<tag>", "__"), vocab_size=90)
+    tokenizer = train_pieces(byte_fallback=False, user_symbols=["<tag>", "__"], vocab_size=90)
     pairs = ids(tokenizer, f"{TEXTS[0]} <tag> 漢 __{TEXTS[1]}")
     symbols = [tokenizer.unk_id, *map(tokenizer.processor.piece_to_id, ("<tag>", "__"))]
     drawn = SubwordSampler(tokenizer, 0.9, 999).draw(pairs, default_rng(1))

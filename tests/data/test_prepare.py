@@ -107,14 +107,14 @@ def test_a_vocabulary_is_trained_with_all_settings(
 ) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(
-        preparation, "train_tokenizer", lambda _, **options: given.update(options) or b""
+        preparation, "train_tokenizer", lambda _, used: given.update(used.model_dump()) or b""
     )
     settings = {"vocab_size": 301, "model_type": "unigram", "normalization": "nfkc"}
     settings |= {"character_coverage": 0.99, "byte_fallback": False}
     settings |= {"user_symbols": ["<x>"], "split_digits": True}
     path = tiny_config(**{f"tokenizer.{key}": value for key, value in settings.items()})
     preparation.Preparation(load_config(path), Stop())._train_tokenizer(tmp_path)
-    assert given == settings
+    assert given == {"path": None, **settings}
 
 
 def test_a_library_that_only_the_scores_need_is_missed_before_the_vocabulary_is_trained(

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from conftest import made_up_pairs
+from conftest import made_up_pairs, make_tokenizer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from mtrain.config.schema import TokenizerConfig
 from mtrain.data.tokenizer import Tokenizer, convert_stream, train_tokenizer
 from mtrain.runtime.errors import UserError
 
@@ -26,7 +27,7 @@ MODEL_TYPES = pytest.mark.parametrize("model_type", ["bpe", "unigram"])
 
 
 def train(vocab_size: int = 300, lines: list[str] = LINES, **options: object) -> Tokenizer:
-    return Tokenizer(train_tokenizer(lambda: lines, vocab_size=vocab_size, **options))
+    return make_tokenizer(lines, vocab_size=vocab_size, **options)
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
@@ -68,7 +69,7 @@ def test_user_symbols_are_known_among_the_pieces(any_tokenizer: Tokenizer) -> No
 
 
 def test_user_symbols_stay_whole_and_without_bytes_other_characters_are_unknown() -> None:
-    found = train(user_symbols=("<2de>", "@@name@@"), vocab_size=60, byte_fallback=False)
+    found = train(user_symbols=["<2de>", "@@name@@"], vocab_size=60, byte_fallback=False)
     (ids,) = found.encode(["<2de> bavo @@name@@celu"])
     assert {"<2de>", "@@name@@"} <= {found.processor.id_to_piece(i) for i in ids}
     assert found.decode([ids]) == ["<2de> bavo @@name@@celu"]
@@ -252,4 +253,4 @@ def test_an_error_of_the_reader_ends_the_training(error: BaseException) -> None:
         raise error
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
-        train_tokenizer(sentences, vocab_size=300)
+        train_tokenizer(sentences, TokenizerConfig(vocab_size=300))

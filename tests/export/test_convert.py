@@ -14,12 +14,12 @@ import ctranslate2
 import pytest
 import torch
 import transformers
-from conftest import made_up_pairs, random_model, run_mtrain
+from conftest import made_up_pairs, make_tokenizer, random_model, run_mtrain
 
 from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import hub
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import convert, ctranslate2_format, marian_format
 from mtrain.export.parity import Agreement, Difference, Engine
 from mtrain.model.transformer import Shape
@@ -161,7 +161,7 @@ def test_the_tag_of_the_validation_set_is_the_first_piece(
 @pytest.mark.parametrize("form", convert.FORMATS.values())
 def test_split_digits_are_kept(config: Config, tmp_path: Path, form: Any) -> None:
     texts = [f"{source} {number}" for number, source in enumerate(SOURCES, 1900)]
-    split = Tokenizer(train_tokenizer(lambda: texts, vocab_size=320, split_digits=True))
+    split = make_tokenizer(texts, split_digits=True)
     model = random_model(vocab_size=split.vocab_size)
     form.check(Shape(100, 0), "float32")
     form.write(tmp_path, LoadedModel(model, split, config.decode, config), "float32")

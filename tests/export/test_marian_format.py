@@ -19,7 +19,7 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from conftest import made_up_pairs, random_model, write_config
+from conftest import made_up_pairs, make_tokenizer, random_model, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from mtrain.config.loading import load_config
 from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, collate
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import convert, marian_format
 from mtrain.model.transformer import Shape
 from mtrain.runtime.errors import RefusedError, UserError
@@ -186,15 +186,11 @@ def foreign(texts: list[str], **options: Any) -> Tokenizer:
 
 MIXED = [*(text for pair in made_up_pairs(200, 22) for text in pair), *(3 * CHINESE)]
 VOCABULARIES: dict[str, Callable[[], Tokenizer]] = {
-    "bpe": lambda: Tokenizer(train_tokenizer(lambda: MIXED, vocab_size=380)),
-    "unigram with symbols": lambda: Tokenizer(
-        train_tokenizer(
-            lambda: MIXED, vocab_size=360, model_type="unigram", user_symbols=("<x>", "@@", "湖边")
-        )
+    "bpe": lambda: make_tokenizer(MIXED, vocab_size=380),
+    "unigram with symbols": lambda: make_tokenizer(
+        MIXED, vocab_size=360, model_type="unigram", user_symbols=["<x>", "@@", "湖边"]
     ),
-    "nmt_nfkc": lambda: Tokenizer(
-        train_tokenizer(lambda: MIXED, vocab_size=380, normalization="nmt_nfkc")
-    ),
+    "nmt_nfkc": lambda: make_tokenizer(MIXED, vocab_size=380, normalization="nmt_nfkc"),
     "foreign": lambda: foreign(MIXED, vocab_size=120),
     "foreign without bos": lambda: foreign(
         MIXED, vocab_size=120, model_type="bpe", bos_id=-1, user_defined_symbols=["<pad>"]

@@ -29,6 +29,7 @@ from conftest import (
     contents,
     differences,
     made_up_pairs,
+    make_tokenizer,
     needs_cuda,
     run_mtrain,
     status,
@@ -42,7 +43,7 @@ from safetensors.torch import load_file, save_file
 from mtrain.config.loading import load_config
 from mtrain.data import batches
 from mtrain.data.prepare import train_run_tokenizer
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs import checkpoint, layout, manifest
 from mtrain.runs.checkpoint import TrainerState
 from mtrain.runtime import log
@@ -266,7 +267,7 @@ def test_a_run_with_its_own_vocabulary_takes_the_rows_that_it_knows(
         settings += ["tokenizer.model_type=unigram", "tokenizer.vocab_size=300"]
     else:
         lines = [line + " kernel" for pair in made_up_pairs(60, 8) for line in pair]
-        (tmp_path / "own.model").write_bytes(train_tokenizer(lambda: lines, vocab_size=305))
+        (tmp_path / "own.model").write_bytes(make_tokenizer(lines, vocab_size=305).proto)
         settings += [f"tokenizer.path={tmp_path / 'own.model'}"]
     runs, began = [tmp_path / name for name in ("alone", "stopped")], []
     copy = resume.copy_values
@@ -569,7 +570,7 @@ def test_moments_that_do_not_fit_are_refused(
 def test_a_checkpoint_of_another_vocabulary_is_refused(run: Path) -> None:
     stop(run, 5)
     path = run / "checkpoints" / "step-00000005"
-    vocabulary = train_tokenizer(lambda: ["other words"] * 9, vocab_size=280)
+    vocabulary = make_tokenizer(["other words"] * 9, vocab_size=280).proto
     (path / "tokenizer.model").write_bytes(vocabulary)
     manifest.seal(path)
     with pytest.raises(UserError, match="has another vocabulary than this run; restore"):
@@ -1080,7 +1081,7 @@ def test_other_content_is_refused(
     assert "the list of weights of data.train is not the same" in text
     assert "(it was [1.0], and is [2.0])" in text
     lines = [f"{line} kernel" for pair in made_up_pairs(60, 8) for line in pair]
-    vocabulary = train_tokenizer(lambda: lines, vocab_size=320)
+    vocabulary = make_tokenizer(lines).proto
     (stopped / "tokenizer.model").write_bytes(vocabulary)
     text = refusal(stopped)
     assert "the vocabulary is not the same" in text

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import made_up_pairs, random_model, run_mtrain
+from conftest import made_up_pairs, make_tokenizer, random_model, run_mtrain
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mtrain.config.schema import override_decode
-from mtrain.data.tokenizer import Tokenizer, train_tokenizer
+from mtrain.data.tokenizer import Tokenizer
 from mtrain.runs.checkpoint import Snapshot, load, resolve, save
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
 from mtrain.scoring.mbr import min_risk_index
@@ -124,7 +124,7 @@ def test_ensembles_of_different_languages_are_refused_or_warned_of(
 def test_ensembles_of_different_vocabularies_are_refused(trained_run: Path, tmp_path: Path) -> None:
     snapshot = load(resolve(trained_run))
     lines = [side for pair in made_up_pairs(200, 61) for side in pair]
-    proto = train_tokenizer(lambda: lines, vocab_size=Tokenizer(snapshot.tokenizer).vocab_size)
+    proto = make_tokenizer(lines, vocab_size=Tokenizer(snapshot.tokenizer).vocab_size).proto
     save(tmp_path / "other", Snapshot(snapshot.weights, snapshot.config, proto))
     done = run_mtrain("translate", "-m", trained_run, "-m", tmp_path / "other", input="a\n")
     assert done.returncode == EXIT_REFUSED
