@@ -47,6 +47,11 @@ def language_code(language: str) -> str:
     return _TWO_LETTERS.get(code, code)
 
 
+def frequent_words(language: str) -> set[str]:
+    """Return frequent words of a language; none if they are not known."""
+    return FREQUENT.get(language_code(language), set())
+
+
 def tokenizer_for(language: str | None) -> BleuTokenizer:
     """Return sacreBLEU's tokenizer for a target language; 13a for most and for unknown ones."""
     return TOKENIZERS.get(language_code(language or ""), "13a")

@@ -13,7 +13,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
-from mtrain.config.languages import FREQUENT, language_code
+from mtrain.config.languages import frequent_words, language_code
 from mtrain.corpus.language_identification import count_words
 
 SAMPLE = 10_000  # texts, about, that are looked at
@@ -43,7 +43,7 @@ def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
     """
     sample = texts[:: max(1, len(texts) // SAMPLE)]
     counts = count_words(sample)
-    known = {word for word in FREQUENT.get(language_code(language), set()) if len(word) > 2}
+    known = {word for word in frequent_words(language) if len(word) > 2}
     return max(_lost(counts, known, spell) for spell in SPELLINGS)
 
 

@@ -13,7 +13,7 @@ from unicodedata import normalize
 import numpy as np
 from numpy.typing import NDArray
 
-from mtrain.config.languages import FREQUENT, language_code
+from mtrain.config.languages import FREQUENT, frequent_words
 from mtrain.corpus.writing_systems import script_of, scripts_of
 
 SAMPLE = 10_000  # pairs, about, that show whether sides are swapped
@@ -66,10 +66,11 @@ class ThirdLanguage:
         sample = usual[:: max(1, len(usual) // SIDE_SAMPLE)]
         counts = count_words(sample)
         least = USUAL * len(sample)
-        self.own = _words(language) | {word for word, count in counts.items() if count > least}
-        self.other = _words(other)
+        known = frequent_words(language)
+        self.own = known | {word for word, count in counts.items() if count > least}
+        self.other = frequent_words(other)
         self.candidates = dict[str, set[str]]()
-        if _words(language):
+        if known:
             for code, words in FREQUENT.items():
                 if not _are_distinct(language, code):
                     self.candidates[code] = {word for word in words if len(word) > 1}
@@ -80,10 +81,9 @@ class ThirdLanguage:
         if not self.candidates:
             return ""
         words = words_of(text) & self.frequent
-        most = MIN_WORDS - 1
-        result = ""
-        if len(words - self.own) <= most:
-            return result
+        if len(words - self.own) < MIN_WORDS:
+            return ""
+        most, result = MIN_WORDS - 1, ""
         for code, candidate in self.candidates.items():
             shared, rest = words & candidate, words - candidate
             count = len(shared - self.own)
@@ -98,7 +98,7 @@ def other_language(texts: Sequence[str], language: str) -> str:
     """Return the language of most texts if it is not `language`, but has the same script; an empty
     text if that is not clear, or if the frequent words of `language` are not known.
     """
-    own = _words(language)
+    own = frequent_words(language)
     texts = texts[:: max(1, len(texts) // SIDE_SAMPLE)]
     if not own or len(texts) < MIN_TEXTS:
         return ""
@@ -125,11 +125,11 @@ def lacks_frequent_words(
     """Whether texts have hardly any frequent words of their language, although the other sides of
     the pairs have those of theirs: the texts may have been read in a wrong encoding.
     """
-    if len(texts) < MIN_LACKING or not _words(language):
+    if len(texts) < MIN_LACKING or not frequent_words(language):
         return False
     step = max(1, len(texts) // SIDE_SAMPLE)
-    own = _frequent_fraction(texts[::step], _words(language))
-    usual = _frequent_fraction(others[::step], _words(other))
+    own = _frequent_fraction(texts[::step], frequent_words(language))
+    usual = _frequent_fraction(others[::step], frequent_words(other))
     return usual >= MIN_FREQUENT and own < MAX_LEFT * usual
 
 
@@ -155,7 +155,7 @@ def swapped_fraction(
     fraction = swapped / (right + swapped)
     differ_in_script = _are_distinct(src_lang, tgt_lang) or _extra_scripts(src_lang, tgt_lang)
     # frequent words of one language alone, such as English "is", may be words of the other, too
-    is_sure = differ_in_script or (_words(src_lang) and _words(tgt_lang))
+    is_sure = differ_in_script or (frequent_words(src_lang) and frequent_words(tgt_lang))
     most = MAX_SWAPPED if is_sure else MOST_SWAPPED
     return fraction if fraction > most else 0.0
 
@@ -173,11 +173,6 @@ def _extra_scripts(language: str, other: str) -> set[str]:
     scripts, other_scripts = scripts_of(language), scripts_of(other)
     is_part = scripts < other_scripts or other_scripts < scripts
     return scripts ^ other_scripts if scripts and other_scripts and is_part else set()
-
-
-def _words(language: str) -> set[str]:
-    """Return frequent words of a language; none if they are not known."""
-    return FREQUENT.get(language_code(language), set())
 
 
 def _language_of_each(texts: Sequence[str], language: str, other: str) -> NDArray[np.int64]:
@@ -225,7 +220,7 @@ def _count_words(texts: Sequence[str], language: str, other: str) -> list[list[i
     """Count the frequent words in each text that only one of the languages has. If those of one
     language are unknown, a long text without the other's counts as one word of it.
     """
-    known = _words(language), _words(other)
+    known = frequent_words(language), frequent_words(other)
     groups = known[0] - known[1], known[1] - known[0]
     lines = list(map(words_of, texts))
     counts = [[len(group & line) for group in groups] for line in lines]
