@@ -306,7 +306,7 @@ class Findings:
         kind = "dropped" if is_dropped and error.kind == "encoding" else error.kind
         if kind == "long" and not self.is_train:
             kind = "row"  # only training drops such a pair
-        sides = [n for n, file in enumerate(self.files) if error.location.startswith(f"{file}:")]
+        sides = [n for n, file in enumerate(self.files) if error.place.startswith(f"{file}:")]
         side = sides[0] if sides else 0
         self.add(kind, 1, [self.example(error.number, error.reason, side)])
 

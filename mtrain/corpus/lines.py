@@ -62,13 +62,14 @@ MAX_CHUNK_LENGTH = 1 << 22  # characters
 
 
 class RowError(UserError):
-    """A line or row of a corpus that is not text on both sides. `kind` is "encoding" if it is not
-    valid UTF-8 or holds half a surrogate pair, "long" if it is too long, or else "row".
+    """A line or row of a corpus that is not text on both sides: its number after its `place`, such
+    as `train.de:`. `kind` is "encoding" if it is not valid UTF-8 or holds half a surrogate pair,
+    "long" if it is too long, or else "row".
     """
 
-    def __init__(self, location: str, number: int, reason: str, kind: str = "row") -> None:
-        super().__init__(f"{location}: {reason}")
-        self.location, self.number = location, number
+    def __init__(self, place: str, number: int, reason: str, kind: str = "row") -> None:
+        super().__init__(f"{place}{number}: {reason}")
+        self.place, self.number = place, number
         self.reason, self.kind = reason, kind
 
 
@@ -92,19 +93,19 @@ class Reading:
         self.counts[reason] += 1
         self.check_stop()
 
-    def drop_long(self, location: str, number: int) -> None:
+    def drop_long(self, place: str, number: int) -> None:
         """Count a line or text longer than `MAX_LINE_LENGTH`, which is dropped, or refuse it."""
         if self.keep_blank:
-            self.refuse(RowError(location, number, f"{TOO_LONG}; cut or remove it", "long"))
+            self.refuse(RowError(place, number, f"{TOO_LONG}; cut or remove it", "long"))
         else:
             self.count_dropped(DROPPED + TOO_LONG)
 
-    def drop_invalid(self, location: str, number: int, reason: str) -> None:
+    def drop_invalid(self, place: str, number: int, reason: str) -> None:
         """Count a line or row that is not UTF-8, which is dropped, or refuse it for the reason."""
         self.count_dropped(NOT_UTF8)
         if self.invalid_utf8 == "error":
             reason += ", or set data.invalid_utf8: drop to leave such pairs out"
-            self.refuse(RowError(location, number, reason, "encoding"))
+            self.refuse(RowError(place, number, reason, "encoding"))
 
 
 def is_blank(text: str) -> bool:
@@ -364,11 +365,11 @@ def _refuse_lone_returns(returns: int, newlines: int, path: Path) -> None:
 def decode_line(path: Path, number: int, line: bytes, reading: Reading) -> str | None:
     """Decode line `number` of a corpus file; None if it is left out, as too long or not UTF-8."""
     if len(line) > MAX_LINE_LENGTH:
-        reading.drop_long(f"{path}:{number}", number)
+        reading.drop_long(f"{path}:", number)
         return None
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         reason = f"invalid UTF-8 (byte {error.start + 1} of the line); {_CONVERT}, fix the line"
-        reading.drop_invalid(f"{path}:{number}", number, reason)
+        reading.drop_invalid(f"{path}:", number, reason)
         return None

@@ -70,29 +70,27 @@ def read_table(corpus: FileCorpus, reading: Reading) -> Iterator[TextRow]:
     path = reading.root / corpus.file
     form = FORMATS[corpus.kind]
     rows = form.read(corpus, path, reading)
-    location = f"{path}:" if form.unit == "line" else f"{path}: {form.unit} "
-    return texts_of(rows, corpus, location, reading)
+    place = f"{path}:" if form.unit == "line" else f"{path}: {form.unit} "
+    return texts_of(rows, corpus, place, reading)
 
 
 def texts_of(
-    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, location: str, reading: Reading
+    rows: Iterable[Row], corpus: FileCorpus | HubCorpus, place: str, reading: Reading
 ) -> Iterator[TextRow]:
-    """Yield the rows that are two texts, and drop or refuse others; errors name `location` and
-    row.
-    """
+    """Yield the rows that are two texts, and drop or refuse others; errors name `place` and row."""
     for number, src, tgt in rows:
         if not (isinstance(src, str) and isinstance(tgt, str)):
             name, value = (corpus.tgt, tgt) if isinstance(src, str) else (corpus.src, src)
             kind = "null" if value is None else f"of the type {type(value).__name__}"
             reason = f"{name} is {kind}, not text; fix or remove the row"
-            reading.refuse(RowError(f"{location}{number}", number, reason))
+            reading.refuse(RowError(place, number, reason))
         elif is_too_long(src) or is_too_long(tgt):
-            reading.drop_long(f"{location}{number}", number)
+            reading.drop_long(place, number)
         elif is_utf8(src) and is_utf8(tgt):
             yield number, src, tgt
         else:
             reason = "holds half of a surrogate pair; fix the row"
-            reading.drop_invalid(f"{location}{number}", number, reason)
+            reading.drop_invalid(place, number, reason)
 
 
 def _decoded_lines(path: Path, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -120,7 +118,7 @@ def _read_tsv(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[Row]
         cells = line.split("\t")
         if len(cells) < least or 0 < len(header) < len(cells):
             reason = _column_fault(line, cells, header, least, corpus)
-            reading.refuse(RowError(f"{path}:{number}", number, reason))
+            reading.refuse(RowError(f"{path}:", number, reason))
             continue
         columns = columns or len(cells)
         if len(cells) != columns:
@@ -190,7 +188,7 @@ def _read_json_lines(corpus: FileCorpus, path: Path, reading: Reading) -> Iterat
                 row = json.loads(line)
             yield number, _field(row, str(corpus.src)), _field(row, str(corpus.tgt))
         except (ValueError, RecursionError, LookupError) as error:
-            reading.refuse(RowError(f"{path}:{number}", number, _fault(line, error)))
+            reading.refuse(RowError(f"{path}:", number, _fault(line, error)))
 
 
 def _fault(line: str, error: Exception) -> str:

@@ -71,7 +71,7 @@ def read_tmx(corpus: FileCorpus, path: Path, reading: Reading) -> Iterator[tuple
             yield number, pair[0].text, pair[1].text
         elif unit is TOO_LARGE:
             has_pairs = True
-            reading.drop_long(f"{path}: unit {number}", number)
+            reading.drop_long(f"{path}: unit ", number)
         else:
             reading.counts[f"{DROPPED}no {src} or no {tgt} in the unit"] += 1
             if len(languages) < MAX_LANGUAGES:

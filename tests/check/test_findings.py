@@ -118,7 +118,7 @@ def test_names_of_rows_and_scripts_of_letters() -> None:
 def test_rows_that_cannot_be_read(name: str, kind: str, is_dropped: bool, found: str) -> None:
     findings = Findings(name, TextCorpus(src="a", tgt="b"), Path(), 9)
     for number, side in enumerate("ab"):
-        findings.add_error(RowError(f"{side}:{number}", number, "", kind), is_dropped=is_dropped)
+        findings.add_error(RowError(f"{side}:", number, "", kind), is_dropped=is_dropped)
     [finding] = findings.sorted
     assert (finding.kind, [each.shown for each in finding.examples]) == (found, ["a:0", "b:1"])
 

@@ -29,7 +29,7 @@ FAILURES: dict[int, Exception] = {
     17: UserError("seventeen"),
     19: OSError(errno.ENOSPC, "No space left", "a file"),
     23: MemoryError(),
-    29: RowError("file:3", 3, "no text", "encoding"),
+    29: RowError("file:", 3, "no text", "encoding"),
 }
 
 
@@ -240,8 +240,8 @@ def test_an_error_from_a_process_is_whole() -> None:
     with pytest.raises(RowError) as caught:
         list(map_tasks(square, [29], 1, "it died"))
     error = caught.value
-    assert (error.location, error.number, error.reason, error.kind) == (
-        "file:3",
+    assert (error.place, error.number, error.reason, error.kind) == (
+        "file:",
         3,
         "no text",
         "encoding",
