@@ -69,7 +69,7 @@ class Checker:
     profile: Profile  # of the sample, once it is read
     bar: Any  # progress, while text is checked
 
-    def __init__(self, config: Config, stop: Stop, max_examples: int = 10) -> None:
+    def __init__(self, config: Config, stop: Stop, max_examples: int) -> None:
         self.config, self.stop = config, stop
         self.characters = Characters()
         data = config.data

@@ -405,7 +405,7 @@ def render(
     valid: Sides,
     *,
     has_gpu: bool,
-    drop_invalid: bool = False,
+    drop_invalid: bool,
 ) -> str:
     """Return the config, each setting below its description; with `drop_invalid`, training drops
     pairs that are not UTF-8.

@@ -249,7 +249,7 @@ def read_file(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]
         yield from strip_line_ends(bounded_lines(stream, path), counts)
 
 
-def scored_lines(path: Path, counts: Counter[str] | None = None) -> Iterator[bytes]:
+def scored_lines(path: Path, counts: Counter[str] | None) -> Iterator[bytes]:
     """Yield the lines of a scored set; raises `UserError` if a line is too long, the set too large,
     or, at its end, if carriage returns alone end its lines.
     """

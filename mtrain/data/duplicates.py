@@ -55,7 +55,7 @@ def write_repeats(
 
 
 def find_unshared(
-    directory: Path, pairs: Iterable[Pair], size: int, check_stop: Callable[[], None] = lambda: None
+    directory: Path, pairs: Iterable[Pair], size: int, check_stop: Callable[[], None]
 ) -> NDArray[np.bool_]:
     """Whether each pair is the first of its copies, and no side of it occurs in another pair,
     whatever its case, spaces and punctuation.

@@ -123,9 +123,7 @@ def choose_metrics(names: str) -> list[str]:
     return [name for name in METRICS if name in chosen]
 
 
-def read_systems(
-    paths: list[Path], references: list[list[str]], name: Path | str = "the reference"
-) -> list[System]:
+def read_systems(paths: list[Path], references: list[list[str]], name: Path) -> list[System]:
     """Read the translations of each system and name it by its path, relative to the deepest
     directory that holds all files. `name` is that of the first reference. Raises `RefusedError`
     for fewer than two files and for a directory.

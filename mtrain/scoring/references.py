@@ -20,9 +20,7 @@ def read_references(paths: list[Path]) -> list[list[str]]:
     return references
 
 
-def read_aligned(
-    path: Path, references: list[list[str]], name: Path | str = "the reference"
-) -> list[str]:
+def read_aligned(path: Path, references: list[list[str]], name: Path) -> list[str]:
     """Read a file; raises `UserError` unless it matches the references line for line; `name` is
     that of the first one.
     """
@@ -58,7 +56,7 @@ def warn_of_swapped(
     sources: list[str],
     references: list[list[str]],
     directions: list[tuple[str, str]],
-    other_advice: str = "",
+    other_advice: str,
 ) -> bool:
     """Warn if, for each of a model's directions, most sources look like the target language and
     most references like the source language; return whether this is so.

@@ -601,7 +601,7 @@ def test_the_sample_is_thinned_evenly_where_lines_are_long(
 ) -> None:
     lines = folder.bytes["train.xb"]
     lines[3] = b" ".join(lines[:100])  # pushes no others out of the sample
-    looked = Checker(load_config(folder.write()), Stop())
+    looked = Checker(load_config(folder.write()), Stop(), 10)
     monkeypatch.setattr(mix_ups, "SAMPLE_CHARACTERS", 100_000)
     looked.scan()
     looked.check(None)
@@ -621,7 +621,7 @@ def test_memory_does_not_grow_with_long_lines(
     for name in ("train.xa", "train.xb"):
         lines = folder.bytes[name]
         lines[:] = [b" ".join(lines[n : n + 120]) for n in range(125)]
-    looked = Checker(load_config(folder.write()), Stop())
+    looked = Checker(load_config(folder.write()), Stop(), 10)
     tracemalloc.start()
     looked.scan()
     looked.check(None)

@@ -84,11 +84,12 @@ ODD_NAMES = st.one_of(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ODD_NAMES, min_size=5, max_size=5))
 def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
-    train, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
+    sides, valid = ((Path("d") / a, Path(b)) for a, b in (names[:2], names[2:4]))
     output = Path(names[4] + ".yaml")
-    asked = Request(*train, output, "no", "zh-TW", None, 0)
+    asked = Request(*sides, output, "no", "zh-TW", None, 0)
     size = Size(1000, 35.0, 5000, 90)
-    text = starter.render(asked, size, asked.corpus_of(asked.src, asked.tgt), valid, has_gpu=False)
+    train = asked.corpus_of(asked.src, asked.tgt)
+    text = starter.render(asked, size, train, valid, has_gpu=False, drop_invalid=False)
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_text(text, encoding="utf-8")
     config = load_config(path)
@@ -96,7 +97,7 @@ def test_any_path_is_read_back(tmp_path_factory: pytest.TempPathFactory, names: 
     read = [
         getattr(corpus, side) for corpus in (data.train[0], data.valid) for side in ("src", "tgt")
     ]
-    assert read == [str(path) for path in (*train, *valid)]
+    assert read == [str(path) for path in (*sides, *valid)]
     assert config.run_dir == f"runs/{output.stem}"
     assert [data.src_lang, data.tgt_lang] == ["no", "zh-TW"]
 
@@ -108,9 +109,8 @@ def test_every_size_has_a_recipe_that_loads(tmp_path: Path, pairs: int, has_gpu:
     size = Size(pairs, 35.0, 5000, 90)
     asked = Request(Path("a.en"), Path("b c.no"), Path("x.yaml"), "en", "no", None, 0)
     valid = Path("v.en"), Path("v.no")
-    text = starter.render(
-        asked, size, asked.corpus_of(asked.src, asked.tgt), valid, has_gpu=has_gpu
-    )
+    train = asked.corpus_of(asked.src, asked.tgt)
+    text = starter.render(asked, size, train, valid, has_gpu=has_gpu, drop_invalid=False)
     editor, text = text.split("\n", 1)
     assert editor == f"# yaml-language-server: $schema={SCHEMA.as_uri()}"
     assert text.startswith(f"# {pairs:,} pairs, en to no. Sizes and rates")

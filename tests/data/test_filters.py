@@ -153,7 +153,7 @@ def test_a_disk_too_full_for_a_folder_is_named(
     monkeypatch.setattr(method, fail)
     expected = "(TMPDIR|pairs): cannot store .*: No space .*, or set TMPDIR to a folder"
     with pytest.raises(UserError, match=expected), duplicates.temporary_folder() as folder:
-        duplicates.find_unshared(folder, [("a", "b")], 1)
+        duplicates.find_unshared(folder, [("a", "b")], 1, lambda: None)
     assert not list(tmp_path.iterdir())
 
 
@@ -225,7 +225,8 @@ def test_pairs_whose_sides_stand_in_no_other_pair_are_found(
     copied = [pair for pair, is_found in zip(pairs, expected, strict=True) if is_found]
     assert 0 < len(copied) < len(set(pairs))
     assert any(pairs.count(pair) > 1 for pair in copied)
-    assert duplicates.find_unshared(tmp_path, pairs, len(pairs)).tolist() == expected
+    found = duplicates.find_unshared(tmp_path, pairs, len(pairs), lambda: None)
+    assert found.tolist() == expected
 
 
 # --- from a config ------------------------------------------------------------------------------

@@ -203,5 +203,5 @@ def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(
     paths = [write(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]
     monkeypatch.chdir(tmp_path / "one")
     for first in (paths[0], Path("out.txt")):
-        systems = read_systems([first, paths[1]], [["b"]])
+        systems = read_systems([first, paths[1]], [["b"]], Path("ref"))
         assert [name for name, _ in systems] == ["one/out.txt", "out.txt"]

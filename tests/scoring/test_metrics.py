@@ -234,7 +234,7 @@ def test_files_must_have_lines_and_match_line_for_line(tmp_path: Path) -> None:
         read_references([first, short])
     for read in (read_aligned, read_source):
         with pytest.raises(UserError, match=r"short has 5 lines but the reference has 6"):
-            read(short, [REFERENCE])
+            read(short, [REFERENCE], Path("the reference"))
 
 
 def test_carriage_returns_that_are_removed_are_counted(
@@ -243,7 +243,7 @@ def test_carriage_returns_that_are_removed_are_counted(
     (tmp_path / "text").write_bytes(b"a\r\nb\n")
     for read in (read_aligned, read_source):
         caplog.clear()
-        assert read(tmp_path / "text", []) == ["a", "b"]
+        assert read(tmp_path / "text", [], Path("the reference")) == ["a", "b"]
         assert caplog.messages == ["carriage returns removed: 1"]
 
 
