@@ -108,7 +108,7 @@ def pad(
 def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     """Make a batch of pairs of id sequences, packed into rows of `width` tokens if it is not 0."""
     sources, targets = [src for src, _ in pairs], [tgt for _, tgt in pairs]
-    lengths = lengths_of(pairs)
+    lengths = lengths_with_eos(pairs)
     src, tgt = _packed_rows(lengths, width) if width else map(_own_rows, lengths.T)
     tgt_out = pad(targets, ids, layout=tgt)
     positions = torch.from_numpy(concat_ranges(tgt.starts, lengths[:, 1]))
@@ -121,8 +121,8 @@ def collate(pairs: IdPairs, ids: SpecialIds, width: int = 0) -> Batch:
     )
 
 
-def lengths_of(pairs: Iterable[tuple[Ids, Ids]]) -> NDArray[np.int64]:
-    """Return the lengths with eos of pairs of ids, shape (pairs, 2)."""
+def lengths_with_eos(pairs: Iterable[tuple[Ids, Ids]]) -> NDArray[np.int64]:
+    """Return the lengths of pairs of ids, each with its eos, shape (pairs, 2)."""
     lengths = [(len(src) + 1, len(tgt) + 1) for src, tgt in pairs]
     return np.array(lengths, np.int64).reshape(-1, 2)
 
@@ -339,7 +339,7 @@ class TokenBatches:
         pairs: IdPairs | None = None
         if self.augmenter or self.sampler:
             pairs = self._changed(rows, epoch, random)
-            lengths = lengths_of(pairs)
+            lengths = lengths_with_eos(pairs)
         else:
             lengths = np.concatenate([lengths for _, lengths in drawn]) + 1  # with eos
         shuffle = random.permutation(len(rows))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mtrain.data.augment import Augmenter
-from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches, lengths_of
+from mtrain.data.batches import MicroBatch, SpecialIds, TokenBatches, lengths_with_eos
 from mtrain.data.bpe_dropout import SubwordSampler
 from mtrain.runs import layout
 from mtrain.runtime import files
@@ -146,7 +146,7 @@ class Trainer:
         )
         if timed and planned:
             largest = max(planned, key=lambda batch: len(batch.indices))
-            lengths = lengths_of(map(self.prepared.store.pair, largest.indices.tolist()))
+            lengths = lengths_with_eos(map(self.prepared.store.pair, largest.indices.tolist()))
             remaining = self.config.train.max_steps - step
             forecast.add_time(lengths, remaining, self.stop.check)
         for line in forecast.lines:

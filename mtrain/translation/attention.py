@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mtrain.corpus.lines import is_blank
-from mtrain.data.batches import batch_by_tokens, collate, lengths_of
+from mtrain.data.batches import batch_by_tokens, collate, lengths_with_eos
 from mtrain.data.store import IdPairs, Ids
 from mtrain.runtime.device import out_of_memory_as
 from mtrain.runtime.errors import UserError
@@ -83,7 +83,7 @@ def align(
     tgt_ids, cut = loaded.encode_targets([targets[i] for i in line_indices])
     pairs = list(zip(src_ids, tgt_ids, strict=True))
     budget = max(1, loaded.decode.batch_tokens // loaded.decode.beam_size)
-    for batch in batch_by_tokens(lengths_of(pairs), budget):
+    for batch in batch_by_tokens(lengths_with_eos(pairs), budget):
         loaded.check_stop()
         with out_of_memory_as("out of memory on alignments; lower --batch-tokens"):
             maps = attention_maps(loaded, [pairs[i] for i in batch])

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mtrain.data.batches import batch_by_tokens, collate, lengths_of
+from mtrain.data.batches import batch_by_tokens, collate, lengths_with_eos
 from mtrain.data.store import IdPairs, Ids
 from mtrain.model.decoder import mean_log_probs
 from mtrain.runtime.device import out_of_memory_as
@@ -63,7 +63,7 @@ class Scorer:
         """Return the negative log-likelihood of each pair of ids without eos: (pairs,), fp64, CPU.
         With several ranks, only this rank's batches are scored; other pairs get 0.
         """
-        lengths = lengths_of(zip(src, tgt, strict=True))
+        lengths = lengths_with_eos(zip(src, tgt, strict=True))
         result = torch.zeros(len(src), dtype=torch.float64, device="cpu")
         # also on a rank without batches
         self.loaded.check_stop()
