@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,18 @@ def made_up_pairs(count: int, seed: int, longest: int = 5) -> Pairs:
     return [(line, render(line)) for line in lines]
 
 
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    """Write lines, each with its newline, and return the path."""
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
 def write_corpus(stem: Path, pairs: Pairs) -> dict[str, str]:
     """Write the two sides beside each other; returns the config entry of the corpus."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     entry = {"src": f"{stem}.src", "tgt": f"{stem}.tgt"}
     for path, side in zip(entry.values(), zip(*pairs, strict=True), strict=True):
-        Path(path).write_text("".join(line + "\n" for line in side), encoding="utf-8")
+        write_lines(Path(path), side)
     return entry
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import typer
-from conftest import MEASURE_HERE, _processes, made_up_pairs
+from conftest import MEASURE_HERE, _processes, made_up_pairs, write_lines
 
 from mtrain.cli import app as cli
 from mtrain.corpus import phrasebook
@@ -90,7 +90,7 @@ def place(tmp_path: Path, trained_run: Path) -> Path:
     text = list(phrasebook.pairs("train", 5200))
     for stem, endings, some in (("train.", "en de", text), ("", "src.txt tgt.txt", pairs)):
         for ending, side in zip(endings.split(), zip(*some, strict=True), strict=True):
-            (tmp_path / f"{stem}{ending}").write_text("".join(line + "\n" for line in side))
+            write_lines(tmp_path / f"{stem}{ending}", side)
     (tmp_path / "crawl.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in text[:20]))
     shutil.copy(tmp_path / "src.txt", tmp_path / "in.txt")
     for name in ("ref", "out", "old", "new"):

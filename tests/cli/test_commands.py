@@ -28,7 +28,15 @@ from typing import Any, get_args
 import pytest
 import typer
 import yaml
-from conftest import TinyConfig, made_up_pairs, run_here, run_mtrain, status, write_config
+from conftest import (
+    TinyConfig,
+    made_up_pairs,
+    run_here,
+    run_mtrain,
+    status,
+    write_config,
+    write_lines,
+)
 
 import mtrain
 from mtrain.cli import app as cli
@@ -1165,7 +1173,7 @@ def test_init_and_export_print_json(
     monkeypatch.chdir(tmp_path)
     pairs = made_up_pairs(300, 1)
     for side, name in enumerate(("a.en", "a.de")):
-        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+        write_lines(tmp_path / name, [pair[side] for pair in pairs])
     found = json.loads(command("init", "a.en", "a.de", "--hold-out", "9", "--json").out)
     left = len((tmp_path / "en-de" / "train.en").read_text().splitlines())
     assert found == {"config": "en-de.yaml", "pairs": left, "held_out": 9, "tests": []}
@@ -1469,7 +1477,7 @@ def test_a_terminal_gets_nothing_to_obey(run_dir: Path) -> None:
 def test_a_path_is_told_in_its_bytes_but_on_a_terminal(tmp_path: Path) -> None:
     pairs = made_up_pairs(200, 1)
     for side, name in enumerate(("a.en", "a.de")):
-        (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs))
+        write_lines(tmp_path / name, [pair[side] for pair in pairs])
     init = ["init", "a.en", "a.de", "--hold-out", "9", "-o"]
     done = run_mtrain(*init, "x\x1b[.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "x\x1b[.yaml\n")

@@ -13,7 +13,7 @@ from typing import Any
 from unicodedata import category, name
 
 import pytest
-from conftest import TinyConfig, Train, run_here, status
+from conftest import TinyConfig, Train, run_here, status, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,7 +39,7 @@ def write(tmp_path: Path) -> Callable[[str, list[tuple[str, str]]], dict[str, An
     def corpus(name: str, pairs: list[tuple[str, str]]) -> dict[str, Any]:
         entry = {"src": str(tmp_path / f"{name}.a"), "tgt": str(tmp_path / f"{name}.b")}
         for path, side in zip(entry.values(), zip(*pairs, strict=True), strict=True):
-            Path(path).write_text("".join(line + "\n" for line in side), encoding="utf-8")
+            write_lines(Path(path), side)
         return entry
 
     return corpus

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run_mtrain
+from conftest import run_mtrain, write_lines
 from rich.cells import cell_len
 
 from mtrain.runtime.errors import RefusedError
@@ -37,18 +37,13 @@ def worsened(lines: list[str], fraction: float, seed: int) -> list[str]:
     ]
 
 
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     reference = sentences(60, 1)
     texts = {"ref": reference, "ref2": worsened(reference, 0.2, 9), "src": sentences(60, 5)}
     for number, fraction in enumerate((0.5, 0.45, 0.1)):
         texts["abc"[number]] = worsened(reference, fraction, number)
-    return {name: write(tmp_path / name, lines) for name, lines in texts.items()}
+    return {name: write_lines(tmp_path / name, lines) for name, lines in texts.items()}
 
 
 def of_sacrebleu(
@@ -104,7 +99,7 @@ def test_all_numbers_are_those_of_sacrebleu_s_command(
 def test_chinese_is_cut_as_by_eval(tmp_path: Path) -> None:
     reference = sentences(12, 2, HAN, "")
     systems = {"ref": reference, "a": worsened(reference, 0.5, 1), "b": worsened(reference, 0.2, 2)}
-    paths = {name: write(tmp_path / name, lines) for name, lines in systems.items()}
+    paths = {name: write_lines(tmp_path / name, lines) for name, lines in systems.items()}
     plain = (paths["a"], paths["b"], "-r", paths["ref"], "--json")
     done = run_mtrain("compare", *plain, "--tgt-lang", "zh_CN")
     options = ["-tok", "zh", "--ter-asian-support", "--ter-normalized"]
@@ -200,7 +195,7 @@ def test_metrics_are_chosen_in_one_order_and_systems_named_by_their_ends(
     ):
         choose_metrics("bleu,")
     (tmp_path / "one").mkdir()
-    paths = [write(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]
+    paths = [write_lines(tmp_path / name, ["a"]) for name in ("one/out.txt", "out.txt")]
     monkeypatch.chdir(tmp_path / "one")
     for first in (paths[0], Path("out.txt")):
         systems = read_systems([first, paths[1]], [["b"]], Path("ref"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import write_lines
 
 from mtrain.cli import streams
 from mtrain.runtime import log
@@ -59,11 +60,6 @@ HYPOTHESIS = [
 ]
 CHINESE_REFERENCE = ["红色的船停在旧港口。", "她数了七只鸟，没有一只飞走。", "面包店今天不开门。"]
 CHINESE = ["红船停在旧的港口。", "她数了七只鸟，一只也没有飞走。", "面包店今天开门。"]
-
-
-def write_lines(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def sacrebleu_cli(

@@ -11,7 +11,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 import pytest
-from conftest import run_mtrain
+from conftest import run_mtrain, write_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -284,7 +284,7 @@ def test_any_text_is_accepted(rows: list[tuple[str, str, str]]) -> None:
 def test_eval_reports_notes_with_the_scores(tmp_path: Path) -> None:
     lower = with_lines([line.lower() for line in REFERENCE], lambda _: "", 4)
     for name, lines in (("hyp", lower), ("ref", REFERENCE)):
-        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+        write_lines(tmp_path / name, lines)
     arguments = ("eval", "--hypothesis", tmp_path / "hyp", "-r", tmp_path / "ref")
     plain = run_mtrain(*arguments)
     assert [line.split()[0] for line in plain.stdout.splitlines()] == ["BLEU", "chrF2", "TER"]
