@@ -223,7 +223,7 @@ class Findings:
         return (0, number) if self.is_backward else (number, 0)
 
     @property
-    def sorted(self) -> list[Finding]:
+    def in_order(self) -> list[Finding]:
         """The findings in the order of their kinds."""
         order = list(KINDS)
         return sorted(self.by_kind.values(), key=lambda one: (order.index(one.kind), one.detail))
@@ -313,14 +313,14 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """Return the corpus and its findings for scripts."""
         named = {"name": self.name, "corpus": self.what, "pairs": self.pairs}
-        return {**named, "findings": [finding.as_json() for finding in self.sorted]}
+        return {**named, "findings": [finding.as_json() for finding in self.in_order]}
 
     def lines(self, width: int) -> Iterator[str]:
         """Yield the lines for people, at most `width` columns wide where possible."""
         yield _with_count(f"{self.name}: {self.what}", f"{self.pairs:,} pairs", width)
         if not self.by_kind:
             yield "  nothing suspicious"
-        for finding in self.sorted:
+        for finding in self.in_order:
             head = f"  {finding.severity:<8} {finding.title}"
             is_message = any(not example.shown for example in finding.examples)
             count = "" if is_message else f"{finding.count:,}"

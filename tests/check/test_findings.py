@@ -40,7 +40,7 @@ def test_advice_follows_the_examples_of_a_finding() -> None:
     findings = Findings("data.train.0", TextCorpus(src="a.src", tgt="b"), Path(), 2)
     findings.add("ratio", 9, [findings.example(number, "word", 0) for number in (1, 2)])
     findings.add_message("style", "lower case: prepare them alike")  # has advice of its own
-    style, ratio = (finding.as_json() for finding in findings.sorted)
+    style, ratio = (finding.as_json() for finding in findings.in_order)
     assert (style["advice"], ratio["advice"]) == ("", ADVICE["ratio"])
     assert list(findings.lines(80))[-3:] == [
         "           a.src:1  word",
@@ -119,7 +119,7 @@ def test_rows_that_cannot_be_read(name: str, kind: str, is_dropped: bool, found:
     findings = Findings(name, TextCorpus(src="a", tgt="b"), Path(), 9)
     for number, side in enumerate("ab"):
         findings.add_error(RowError(f"{side}:", number, "", kind), is_dropped=is_dropped)
-    [finding] = findings.sorted
+    [finding] = findings.in_order
     assert (finding.kind, [each.shown for each in finding.examples]) == (found, ["a:0", "b:1"])
 
 
