@@ -4,9 +4,10 @@ import hashlib
 import io
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -53,7 +54,7 @@ class Tokenizer:
             numbers = list(range(self.processor.get_piece_size()))
             pieces: list[str] = self.processor.id_to_piece(numbers)
             unknown: str = self.processor.decode([self.processor.unk_id()])
-            fields = list(_fields(proto))
+            fields = _fields(proto)
             longest_replacement = _longest_replacement(fields)
             self.splits_digits = _splits_digits(fields)
         except (RuntimeError, ValueError, LookupError):  # ValueError for pieces that are not UTF-8
@@ -136,8 +137,7 @@ class Tokenizer:
     @cached_property
     def user_symbols(self) -> set[str]:
         """User-defined pieces: their text is always encoded to this one piece."""
-        messages = (message for number, message in _fields(self.proto) if number == _PIECES)
-        pieces = zip(self.model_pieces, messages, strict=True)
+        pieces = zip(self.model_pieces, _fields(self.proto)[_PIECES], strict=True)
         return {piece for piece, message in pieces if message.endswith(_USER_DEFINED)}
 
     def tag_ids(self, tag: str | None) -> list[int]:
@@ -153,9 +153,8 @@ class Tokenizer:
     @property
     def normalization(self) -> str:
         """Name of the normalization rules for text that is encoded, such as nfkc."""
-        specs = [spec for number, spec in _fields(self.proto) if number == _NORMALIZERS[0]]
-        names = [name for inner, name in _fields(b"".join(specs)) if inner == _RULES]
-        return b"".join(names).decode("utf-8", "replace")
+        normalizer = b"".join(_fields(self.proto)[_NORMALIZERS[0]])
+        return b"".join(_fields(normalizer)[_RULES]).decode("utf-8", "replace")
 
     @property
     def settings(self) -> dict[str, object]:
@@ -202,36 +201,36 @@ class Tokenizer:
         return [self.processor.decode(row) for row in plain]
 
 
-def _longest_replacement(fields: list[tuple[int, bytes]]) -> int:
+def _longest_replacement(fields: defaultdict[int, list[bytes]]) -> int:
     """Return the length in bytes of the longest text that replaces a character in normalization,
     given the fields of a model; raises `LookupError`, `RecursionError` or `ValueError` if they are
     malformed.
     """
     longest = 0
-    for number, normalizer in fields:
-        if number not in _NORMALIZERS:
-            continue
-        for inner, table in _fields(normalizer):
-            if inner == _CHARACTER_MAP and len(table) >= 4:  # size of a trie, the trie, the texts
+    for normalizer in chain.from_iterable(fields[number] for number in _NORMALIZERS):
+        for table in _fields(normalizer)[_CHARACTER_MAP]:
+            if len(table) >= 4:  # size of a trie, the trie, the texts
                 texts = table[4 + int.from_bytes(table[:4], "little") :]
                 texts.decode("utf-8")
                 longest = max(longest, *map(len, texts.split(b"\0")))
     return longest
 
 
-def _splits_digits(fields: list[tuple[int, bytes]]) -> bool:
+def _splits_digits(fields: defaultdict[int, list[bytes]]) -> bool:
     """Whether a model was trained with every digit as a piece of its own; raises as
     `_longest_replacement` does.
     """
-    trainer = b"".join(value for number, value in fields if number == _TRAINER)
+    trainer = b"".join(fields[_TRAINER])
     return any(value == 1 for number, value in _all_fields(trainer) if number == _SPLIT_DIGITS)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and value of each field of a message that holds bytes."""
+def _fields(message: bytes) -> defaultdict[int, list[bytes]]:
+    """Return the values of the fields of a message that hold bytes, by number."""
+    values = defaultdict[int, list[bytes]](list)
     for number, value in _all_fields(message):
         if isinstance(value, bytes):
-            yield number, value
+            values[number].append(value)
+    return values
 
 
 def _all_fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
