@@ -107,7 +107,7 @@ class Folder:
         findings.pairs = len(chunk)
         profile = Profile([chunk])
         check_pairs(chunk, profile)
-        profile.report_corpora(data)
+        profile.report_corpora(data.allow_swapped)
         report: dict[str, Any] = {"corpora": [findings.as_json()]}
         return report
 

@@ -126,7 +126,7 @@ class Checker:
                 self.profile = Profile(self.sample)
                 for parts in by_languages.values():
                     own_profile = self.profile if len(by_languages) == 1 else Profile(parts)
-                    own_profile.report_corpora(self.config.data)
+                    own_profile.report_corpora(self.config.data.allow_swapped)
                 self._find_odd_parts()
             scored = self._check_sets()
             self._check_train(scored, Duplicates(folder, train_pairs))
@@ -134,7 +134,7 @@ class Checker:
                 for parts in by_languages.values():
                     report_mixture(parts)  # once the other findings are known
         for scored_set in scored:
-            scored_set.report(self.config.data)
+            scored_set.report(self.config.data.allow_overlap)
 
     def _find_odd_parts(self) -> None:
         """Report parts of the training text that are prepared differently from the rest."""
@@ -153,7 +153,7 @@ class Checker:
             if findings.is_train:
                 continue
             rows = Chunk.join(findings, list(self._checked(findings)))
-            report_whole_text(rows, self.config.data)
+            report_whole_text(rows, self.config.data.allow_swapped)
             for message in style_differences(training, findings.languages, rows.texts):
                 findings.add_message("style", message)
             if findings.has("turned"):

@@ -12,7 +12,6 @@ from mtrain.check.associations import lookup
 from mtrain.check.chunks import Chunk
 from mtrain.check.findings import Example
 from mtrain.check.words import Words
-from mtrain.config.schema import DataConfig
 from mtrain.data.mix_ups import overlap_message
 from mtrain.data.store import concat_ranges
 
@@ -53,15 +52,16 @@ class ScoredSet:
             extra = {"other": place, "likeness": round(likeness, 3)}
             best[row] = kind, self.findings.example(number, text, side, rank=-likeness, **extra)
 
-    def report(self, data: DataConfig) -> None:
-        """Add the overlap to the findings."""
+    def report(self, is_allowed: bool) -> None:
+        """Add the overlap to the findings; `is_allowed` by the config, if nearly all pairs are in
+        the training text.
+        """
         for name, best in self.best.items():
             for index, kind in enumerate(KINDS):
                 examples = [example for kind_index, example in best.values() if kind_index == index]
                 if examples:
                     self.findings.add(kind, len(examples), examples, name)
             same = sum(kind_index == 0 for kind_index, _ in best.values())
-            is_allowed = data.allow_overlap
             text = overlap_message(same, self.findings.pairs, is_allowed=is_allowed)
             if name == TRAIN and text:
                 self.findings.add_message("contained", text, is_allowed=is_allowed)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
-from mtrain.config.schema import DataConfig
 from mtrain.corpus.accents import lost_accents, misread_texts
 from mtrain.corpus.additions import additions
 from mtrain.corpus.language_identification import (
@@ -258,14 +257,14 @@ class Profile:
             return common
         return own | (common & {"LATIN"})
 
-    def report_corpora(self, data: DataConfig) -> None:
+    def report_corpora(self, allow_swapped: bool) -> None:
         """Report corpora of the sample, which have the same languages, with unrelated or swapped
         sides, or in other languages.
         """
         for corpus, group in groupby(self.sample, attrgetter("findings")):
             rows = Chunk.join(corpus, list(group))
             self._find_unrelated(rows)
-            report_whole_text(rows, data)
+            report_whole_text(rows, allow_swapped)
             if not corpus.has("turned"):
                 for side in (0, 1):
                     if text := _language_fault(rows, side):
@@ -329,12 +328,13 @@ def _language_fault(rows: Chunk, side: int) -> str:
     return ""
 
 
-def report_whole_text(rows: Chunk, data: DataConfig) -> None:
+def report_whole_text(rows: Chunk, allow_swapped: bool) -> None:
     """Report faults of a whole corpus: mix-ups, except for those that are found line by line; lost
     or misread accents; texts that are cut off; text that was added.
     """
     languages = rows.findings.languages
-    for kind, message, is_allowed in mix_ups_of(data, languages, *rows.texts, rows.numbers):
+    found = mix_ups_of(languages, rows.texts, rows.numbers, allow_swapped)
+    for kind, message, is_allowed in found:
         if kind not in ("swapped", "subwords"):
             rows.findings.add_message(kind, message, is_allowed=is_allowed)
     for side, name in enumerate(("sources", "targets")):
@@ -355,8 +355,8 @@ def report_whole_text(rows: Chunk, data: DataConfig) -> None:
             )
         if text := _cut_at_a_length(rows.texts[side], name) or _unfinished(rows, side):
             rows.findings.add_message("cut", text)
-        found = additions(rows.texts[side], rows.texts[1 - side])
-        for addition in nlargest(MAX_ADDITIONS, found, attrgetter("fraction")):
+        added = additions(rows.texts[side], rows.texts[1 - side])
+        for addition in nlargest(MAX_ADDITIONS, added, attrgetter("fraction")):
             place = rows.findings.name_row(rows.numbers[addition.indices[0]], side)
             rows.findings.add_message(
                 "added",

@@ -88,19 +88,20 @@ def find_mix_ups(
     sampled: list[tuple[str, Languages, list[int], Sides]] = []
     for key, corpus in corpora.items():
         own = [row for owner, row in rows if owner == key]
-        srcs, tgts = [src for _, src, _ in own], [tgt for _, _, tgt in own]
         numbers = [number for number, _, _ in own]
-        sampled.append((key, data.languages(corpus), numbers, (srcs, tgts)))
-        for _, message, is_allowed in mix_ups_of(data, data.languages(corpus), srcs, tgts, numbers):
+        sides = [src for _, src, _ in own], [tgt for _, _, tgt in own]
+        languages = data.languages(corpus)
+        sampled.append((key, languages, numbers, sides))
+        for _, message, is_allowed in mix_ups_of(languages, sides, numbers, data.allow_swapped):
             yield f"{key}: {message}", is_allowed
     for part in odd_parts(sampled):
         yield f"{part.owner}: rows {part.first} to {part.last}: {part.message}", True
     training = grouped_texts((languages, sides) for _, languages, _, sides in sampled)
     in_training = set(_plain_pairs(found))
     for key, text in sets.items():
-        languages = data.languages(text.corpus)
-        sides = (text.sources, text.references)
-        for _, message, is_allowed in mix_ups_of(data, languages, *sides, range(len(text))):
+        languages, sides = data.languages(text.corpus), (text.sources, text.references)
+        indices = range(len(text))
+        for _, message, is_allowed in mix_ups_of(languages, sides, indices, data.allow_swapped):
             yield f"{key}: {message}", is_allowed
         for message in style_differences(training, languages, sides):
             yield f"{key}: {message}", True
@@ -162,21 +163,17 @@ def _size(row: TextRow) -> int:
 
 
 def mix_ups_of(
-    data: DataConfig,
-    languages: tuple[str, str],
-    sources: Sequence[str],
-    targets: Sequence[str],
-    numbers: Sequence[int],
+    languages: Languages, sides: Sides, numbers: Sequence[int], allow_swapped: bool
 ) -> Iterator[MixUp]:
     """Yield the mix-ups within a text, given some of its rows and their numbers."""
-    src, tgt = languages
+    (src, tgt), (sources, targets) = languages, sides
     fraction = swapped_fraction(sources, targets, src, tgt)
     if fraction > MOST_SWAPPED:
         text = (
             f"most sources look like the target language ({tgt}), most targets like the source "
-            f"({src}); {_unless('data.allow_swapped', data.allow_swapped, 'exchange src and tgt')}"
+            f"({src}); {_unless('data.allow_swapped', allow_swapped, 'exchange src and tgt')}"
         )
-        yield MixUp("turned", text, data.allow_swapped)
+        yield MixUp("turned", text, allow_swapped)
     elif fraction:
         text = (
             f"source and target seem to be swapped in about {fraction:.0%} of the pairs: the "

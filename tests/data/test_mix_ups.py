@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrain.config.loading import load_config
-from mtrain.config.schema import Config, DataConfig
+from mtrain.config.schema import Config
 from mtrain.corpus import lines, phrasebook, readers
 from mtrain.corpus.readers import reading_of
 from mtrain.data import mix_ups
@@ -295,19 +295,15 @@ def test_one_target_for_many_sources_is_warned_of(
 )
 def test_a_pair_that_is_repeated_with_other_numbers_is_named(made: str, is_found: bool) -> None:
     rows = [*PAIRS[:60], *(made.format(n, n).split(" | ") for n in range(21))]
-    config = DataConfig.model_construct(allow_swapped=False)
-    sources, targets = zip(*rows, strict=True)
-    found = mix_ups_of(config, ("aa", "ba"), sources, targets, range(len(rows)))
     text = "26% of the pairs are the same pair (also with other numbers): "
     text += "The end of page 0 | Das Ende von Seite 0"
-    assert [each.message for each in found if each.kind == "repeated"] == [text] * is_found
+    assert messages(rows, "repeated") == [text] * is_found
 
 
 def messages(rows: list[tuple[str, str]], kind: str) -> list[str]:
     """The messages of a kind of mix-up in a text of unknown languages."""
-    config = DataConfig.model_construct(allow_swapped=False)
     sources, targets = zip(*rows, strict=True)
-    found = mix_ups_of(config, ("aa", "ba"), sources, targets, range(len(rows)))
+    found = mix_ups_of(("aa", "ba"), (sources, targets), range(len(rows)), False)
     return [each.message for each in found if each.kind == kind]
 
 
@@ -428,12 +424,11 @@ def test_text_in_the_subwords_of_another_program_is_warned_of(
 @pytest.mark.parametrize(
     ("kind", "form"), [("quoted", '"word {}"'), ("numbered", "{}. word"), ("subwords", "word@@ {}")]
 )
-def test_the_texts_of_a_side_are_judged_from_20_on(config: Config, kind: str, form: str) -> None:
+def test_the_texts_of_a_side_are_judged_from_20_on(kind: str, form: str) -> None:
     sources, targets = [form.format(n) for n in range(20)], [f"mot {n}" for n in range(20)]
     for count, kinds in ((19, []), (20, [kind])):
-        found = mix_ups_of(
-            config.data, ("aa", "ba"), sources[:count], targets[:count], range(count)
-        )
+        sides = sources[:count], targets[:count]
+        found = mix_ups_of(("aa", "ba"), sides, range(count), False)
         assert [mix_up.kind for mix_up in found] == kinds
 
 
