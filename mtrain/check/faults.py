@@ -199,10 +199,8 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
     has_list_mark, has_odd_spacing = chunk.flags(_LIST_MARK.match), chunk.flags(_has_odd_spacing)
     is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
     ends = chunk.flags(_ends_in_loop)
-    begins_wrongly, ends_rightly = (
-        chunk.flags(_LEADING_PUNCTUATION.match),
-        chunk.flags(_ends_in_punctuation),
-    )
+    begins_wrongly = chunk.flags(_LEADING_PUNCTUATION.match)
+    ends_rightly = chunk.flags(_ends_in_punctuation)
     for side in (0, 1):
         own, other = chunk.words[side].counts, chunk.words[1 - side].counts
         contains_other = np.zeros(len(chunk), bool)
@@ -215,9 +213,9 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         chunk.report("loop", (is_loop[side] | has_end) & ~is_loop[1 - side], side)
         detail = f"({('source', 'target')[side]})"
         chunk.report("marked", has_list_mark[side] & ~has_list_mark[1 - side], side, detail=detail)
-        is_reversed = begins_wrongly & ~ends_rightly
-        other_ends = ends_rightly[1 - side] & ~begins_wrongly[1 - side]
-        chunk.report("reversed", is_reversed[side] & other_ends, side)
+        is_reversed = begins_wrongly[side] & ~ends_rightly[side]
+        is_reversed &= ends_rightly[1 - side] & ~begins_wrongly[1 - side]
+        chunk.report("reversed", is_reversed, side)
     return is_both
 
 
