@@ -165,7 +165,7 @@ def collect_report(run_dir: Path, texts: list[str]) -> Report:
         if (machine := _machine_of(run)) is not None:
             report.facts["Device"] = machine
     with report.note_failure("curves", "There are no curves"):
-        report.charts = list(_charts(report))
+        _add_charts(report)
     lines, data = _valid_lines(report), report.config.data
     _add_translation_notes(report, lines)
     sources = [line.texts[0][2] for line in lines]
@@ -233,8 +233,8 @@ def _valid_lines(report: Report) -> list[Sample]:
     return []
 
 
-def _charts(report: Report) -> Iterator[Chart]:
-    """Yield the charts; note missing or damaged records."""
+def _add_charts(report: Report) -> None:
+    """Add the charts and the time of the run; note missing or damaged records."""
     records, broken = MetricsFile(report.run.path / layout.METRICS).parse()
     if broken:
         skipped = first_numbers(broken)
@@ -243,7 +243,7 @@ def _charts(report: Report) -> Iterator[Chart]:
         report.facts["Time, including pauses"] = time
     if not records and report.history.entries:
         report.add_note("curves", "Not shown: metrics.jsonl holds no records")
-    yield from charts_of(records)
+    report.charts = list(charts_of(records))
 
 
 def _read_log(report: Report) -> None:
