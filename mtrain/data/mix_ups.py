@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -271,15 +271,16 @@ def _numbered_sides(
     counted = sum(last == offset is not None for last, offset in pairwise(offsets))
     if counted >= MAX_QUOTED * (len(offsets) - 1):
         yield "nearly all texts of both sides begin with line numbers; remove the numbers"
-    sides = {"sources": (sources, sum(map(bool, src))), "targets": (targets, sum(map(bool, tgt)))}
-    for (name, (texts, count)), (other_name, (_, other)) in permutations(sides.items()):
+    names, counts = ("sources", "targets"), [sum(map(bool, matches)) for matches in (src, tgt)]
+    for side, texts in enumerate((sources, targets)):
+        count, other = counts[side], counts[1 - side]
         if count >= most and 5 * other < most:
             are_only = sum(map(str.isdecimal, map(str.strip, texts))) >= most
             what = "are only a number" if are_only else "begin with a number"
             advice = "use another file or column" if are_only else "remove the numbers"
             yield (
-                f"{count / len(texts):.0%} of the {name} {what}, but only "
-                f"{other / len(texts):.0%} of the {other_name}; {advice}"
+                f"{count / len(texts):.0%} of the {names[side]} {what}, but only "
+                f"{other / len(texts):.0%} of the {names[1 - side]}; {advice}"
             )
 
 
