@@ -72,68 +72,24 @@ class MissingModelError(UserError):
     """A model that makes synthetic text does not exist."""
 
 
-def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
-    """Make missing synthetic text, on all ranks; return the records of all synthetic text, by the
-    keys of its entries.
-    """
-    records = {}
-    for number, entry in enumerate(config.data.train):
-        if entry.model:
-            find = partial(_find, config, run, number, stop)
-            record = ranks.from_rank_0(find, SyntheticText | None)
-            record = record or Synthesizer(config, number, stop, ranks).make(run)
-            records[f"data.train.{number}"] = asdict(record)
-    return records
+class GivenText:
+    """The text that the models of an entry of `data.train` translate."""
+
+    def __init__(self, config: Config, number: int, stop: Stop) -> None:
+        self.config, self.number, self.stop = config, number, stop
+        self.entry = config.data.train[number]
+        self.key = f"data.train.{number}"
+        self.corpus = _without_models(self.entry)
+        self.name = _name_of(self.corpus)
+
+    @cached_property
+    def scan(self) -> Scan:
+        """The scan of the text."""
+        return scan_corpus(self.config, self.corpus, self.stop)
 
 
-def _find(config: Config, run: RunDirectory, number: int, stop: Stop) -> SyntheticText | None:
-    """Read the record of an entry's synthetic text; None if the text must be made. A run that has
-    begun keeps its text even if the models change, and refuses other settings.
-    """
-    provenance = run.read(layout.RUN, Provenance)
-    if provenance is None:
-        return _find_current(config, run, number, stop)
-    key, entry = f"data.train.{number}", config.data.train[number]
-    if key not in provenance.synthetic:
-        raise RefusedError(f"{run.path}: this run began without {key}; choose another run_dir")
-    synthetic.check(key, entry, provenance.synthetic[key].settings)
-    try:
-        record = synthetic.read(run.path, number)
-    except manifest.DamagedError as error:
-        directory = synthetic.directory(run.path, number)
-        advice = f"restore it, or remove {directory} and run the same command to make it again"
-        raise UserError(f"{error}; {advice}") from None
-    if record is not None:
-        _warn_of_changed_text(config, number, record, stop)
-    return record
-
-
-def _find_current(
-    config: Config, run: RunDirectory, number: int, stop: Stop
-) -> SyntheticText | None:
-    """Find text that was made for a run that has not begun. It must be what the models would make
-    now, if they exist.
-    """
-    try:
-        record = synthetic.read(run.path, number)
-    except manifest.DamagedError as error:
-        logger.warning("%s; the text is made again", error)
-        return None
-    if record is None:
-        return None
-    try:
-        is_same = record.key == Synthesizer(config, number, stop, Ranks()).text_key
-    except MissingModelError as error:
-        entry = config.data.train[number]
-        scan = scan_corpus(config, _given(entry), stop)
-        is_same = (record.given, record.settings) == (scan.sha256, synthetic.settings_of(entry))
-        if is_same:
-            logger.warning("%s; using the synthetic text that this model made before", error)
-    return record if is_same else None
-
-
-def _given(entry: Corpus) -> Corpus:
-    """Return the entry without its models and `swap`: the text that the models read."""
+def _without_models(entry: Corpus) -> Corpus:
+    """Return an entry without its models and `swap`."""
     return entry.model_copy(update={"model": [], "swap": False})
 
 
@@ -141,20 +97,79 @@ def _name_of(text: Corpus) -> str:
     return text.src if isinstance(text, TextCorpus) else corpus_name(text)
 
 
-def _warn_of_changed_text(config: Config, number: int, record: SyntheticText, stop: Stop) -> None:
-    """Warn if the files of an entry exist, but have changed since their text was translated. A
-    dataset is not loaded again.
+def _texts(config: Config, stop: Stop) -> list[GivenText]:
+    """Return the texts of all entries with models."""
+    numbered = enumerate(config.data.train)
+    return [GivenText(config, number, stop) for number, entry in numbered if entry.model]
+
+
+def synthesize(config: Config, run: RunDirectory, stop: Stop, ranks: Ranks) -> dict[str, Any]:
+    """Make missing synthetic text, on all ranks; return the records of all synthetic text, by the
+    keys of its entries.
     """
-    text = _given(config.data.train[number])
-    if not isinstance(text, TextCorpus | FileCorpus):
+    records = {}
+    for text in _texts(config, stop):
+        record = ranks.from_rank_0(partial(_find, text, run), SyntheticText | None)
+        record = record or Synthesizer(text, ranks).make(run)
+        records[text.key] = asdict(record)
+    return records
+
+
+def _find(text: GivenText, run: RunDirectory) -> SyntheticText | None:
+    """Read the record of the synthetic text; None if it must be made. A run that has begun keeps
+    its text even if the models change, and refuses other settings.
+    """
+    provenance = run.read(layout.RUN, Provenance)
+    if provenance is None:
+        return _find_current(text, run)
+    if text.key not in provenance.synthetic:
+        raise RefusedError(f"{run.path}: this run began without {text.key}; choose another run_dir")
+    synthetic.check(text.key, text.entry, provenance.synthetic[text.key].settings)
+    try:
+        record = synthetic.read(run.path, text.number)
+    except manifest.DamagedError as error:
+        directory = synthetic.directory(run.path, text.number)
+        advice = f"restore it, or remove {directory} and run the same command to make it again"
+        raise UserError(f"{error}; {advice}") from None
+    if record is not None:
+        _warn_if_changed(text, record)
+    return record
+
+
+def _find_current(text: GivenText, run: RunDirectory) -> SyntheticText | None:
+    """Find text that was made for a run that has not begun. It must be what the models would make
+    now, if they exist.
+    """
+    try:
+        record = synthetic.read(run.path, text.number)
+    except manifest.DamagedError as error:
+        logger.warning("%s; the text is made again", error)
+        return None
+    if record is None:
+        return None
+    try:
+        is_same = record.key == Synthesizer(text, Ranks()).text_key
+    except MissingModelError as error:
+        settings = synthetic.settings_of(text.entry)
+        is_same = (record.given, record.settings) == (text.scan.sha256, settings)
+        if is_same:
+            logger.warning("%s; using the synthetic text that this model made before", error)
+    return record if is_same else None
+
+
+def _warn_if_changed(text: GivenText, record: SyntheticText) -> None:
+    """Warn if the files of a text exist, but have changed since they were translated. A dataset is
+    not loaded again.
+    """
+    if not isinstance(text.corpus, TextCorpus | FileCorpus):
         return
-    exists = all(path.is_file() for path in readers.files_of(text, reading_of(config).root))
-    if exists and scan_corpus(config, text, stop).sha256 != record.given:
+    paths = readers.files_of(text.corpus, reading_of(text.config).root)
+    if all(path.is_file() for path in paths) and text.scan.sha256 != record.given:
         logger.warning(
-            "data.train.%d: %s is not the text that was translated when this run began; the run "
+            "%s: %s is not the text that was translated when this run began; the run "
             "keeps its synthetic text (choose another run_dir to use the new text)",
-            number,
-            _name_of(text),
+            text.key,
+            text.name,
         )
 
 
@@ -164,16 +179,16 @@ def without_missing_text(config: Config, stop: Stop, *, timed: bool) -> Config:
     """
     run = RunDirectory(Path(config.run_dir))
     missing = set[int]()
-    for number, entry in enumerate(config.data.train):
-        if not entry.model or _find(config, run, number, stop) is not None:
+    for text in _texts(config, stop):
+        if _find(text, run) is not None:
             continue
-        missing.add(number)
+        missing.add(text.number)
         try:
-            text = Synthesizer(config, number, stop, Ranks()).describe_missing(timed)
+            described = Synthesizer(text, Ranks()).describe_missing(timed)
         except MissingModelError as error:  # the model may not be trained yet
-            text = str(error)
+            described = str(error)
         logger.warning(
-            "data.train.%d: left out, as its synthetic text does not exist yet: %s", number, text
+            "%s: left out, as its synthetic text does not exist yet: %s", text.key, described
         )
     resolved = synthetic.with_synthetic_text(config, skip=missing)
     if not resolved.data.available_train:
@@ -190,14 +205,11 @@ def _hashes_of(models: list[Path]) -> list[str]:
 class Synthesizer:
     """Makes the synthetic text of one entry of `data.train`. Raises `UserError`."""
 
-    def __init__(self, config: Config, number: int, stop: Stop, ranks: Ranks) -> None:
-        entry = config.data.train[number]
-        self.config, self.entry = config, entry
-        self.stop, self.ranks = stop, ranks
-        self.number = number
-        self.key = f"data.train.{number}"
-        self.text = _given(entry)
-        self.name = _name_of(self.text)
+    def __init__(self, text: GivenText, ranks: Ranks) -> None:
+        config, entry = text.config, text.entry
+        self.text, self.config, self.entry = text, config, entry
+        self.key, self.name = text.key, text.name
+        self.stop, self.ranks = text.stop, ranks
         self.device = device_of(config.train.device, ranks)
         # rank 0 alone chooses: the best checkpoint of a run in training may change
         self.models = ranks.from_rank_0(self._resolve, list[Path])
@@ -209,8 +221,9 @@ class Synthesizer:
         decode = override_decode(model.decode, **self.search).model_dump()
         options = (entry.model_tag, entry.keep, entry.precision)
         # an entry with the same text as an earlier one gets other samples
-        earlier = [corpus_name(_given(corpus)) for corpus in config.data.train[:number]]
-        self.seed = config.seed + earlier.count(corpus_name(self.text))
+        earlier = map(_without_models, config.data.train[: text.number])
+        same = [each for each in earlier if corpus_name(each) == corpus_name(text.corpus)]
+        self.seed = config.seed + len(same)
         seed = self.seed if entry.sample else None
         self.identity = (FORMAT, SHARD, self.hashes, decode, options, seed, self.device.type)
 
@@ -225,7 +238,7 @@ class Synthesizer:
         """Refuse a model of the opposite direction, and a model of several directions without
         `model_tag`; warn of a model of other languages.
         """
-        src, tgt = self.config.data.languages(self.text)
+        src, tgt = self.config.data.languages(self.text.corpus)
         src, tgt = (tgt, src) if self.entry.synthetic_side == "src" else (src, tgt)
         data = model.data
         tag = self.entry.model_tag
@@ -252,15 +265,10 @@ class Synthesizer:
             )
             logger.warning(text, self.key, *directions[0], src, tgt)
 
-    @cached_property
-    def scan(self) -> Scan:
-        """The scan of the given text."""
-        return scan_corpus(self.config, self.text, self.stop)
-
     @property
     def text_key(self) -> str:
         """A hash of everything that the pairs depend on."""
-        return cache_key(self.identity, self.scan.sha256, synthetic.settings_of(self.entry))
+        return cache_key(self.identity, self.text.scan.sha256, synthetic.settings_of(self.entry))
 
     def make(self, run: RunDirectory) -> SyntheticText:
         """Translate the shards that the cache lacks, and seal the pairs in the run."""
@@ -269,7 +277,7 @@ class Synthesizer:
         logged_at = time.monotonic()
         logger.info("%s: translating %s with %s", self.key, self.name, ", ".join(self.entry.model))
         shards = enumerate(self._shards(counts))
-        lines = self.scan.pairs
+        lines = self.text.scan.pairs
         with progress_bar(lines, "line", f"translating {Path(self.name).name}") as bar:
             while given := list(islice(shards, self.ranks.size)):  # a shard for each rank
                 translated = self.ranks.gather(partial(self._own_shard, given), LineShard)
@@ -290,7 +298,7 @@ class Synthesizer:
     def _shards(self, counts: Counter[str]) -> Iterator[list[Pair]]:
         """Read the lines to translate with their references, except for blank lines."""
         reading = reading_of(self.config, counts=counts)
-        return chunked(readers.read_pairs(self.text, reading), SHARD)
+        return chunked(readers.read_pairs(self.text.corpus, reading), SHARD)
 
     def _own_shard(self, given: list[tuple[int, list[Pair]]]) -> LineShard:
         """Translate this rank's shard, if there is one."""
@@ -356,7 +364,7 @@ class Synthesizer:
         record = SyntheticText(
             synthetic.settings_of(self.entry),
             models,
-            given=self.scan.sha256,
+            given=self.text.scan.sha256,
             key=self.text_key,
             lines=len(keep),
             pairs=int(keep.sum()),
@@ -369,7 +377,7 @@ class Synthesizer:
             files.write_bytes(directory / synthetic.RECORD, body)
 
         run.check_held()
-        path = synthetic.directory(run.path, self.number)
+        path = synthetic.directory(run.path, self.text.number)
         files.make_directory(path.parent)
         manifest.write_directory(path, write)
         manifest.verify(path, synthetic.PAIRS, synthetic.RECORD)
@@ -387,7 +395,7 @@ class Synthesizer:
             for (given, _), line in compress(lines, keep.tolist()):
                 sides = {"src": given, "tgt": given, self.entry.synthetic_side: line.text}
                 out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
-        if scan_corpus(self.config, self.text, self.stop) != self.scan:
+        if scan_corpus(self.config, self.text.corpus, self.stop) != self.text.scan:
             text = "it changed while it was translated; run the same command again"
             raise UserError(f"{self.key}: {self.name}: {text}")
 

@@ -24,7 +24,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from mtrain.config.corpora import TextCorpus
 from mtrain.config.loading import load_config, parse_stored_config
-from mtrain.config.schema import dump_config
+from mtrain.config.schema import Config, dump_config
 from mtrain.data.prepare import Preparation
 from mtrain.report import page
 from mtrain.runs import layout, manifest
@@ -55,6 +55,11 @@ LINES = [src for src, _ in made_up_pairs(30, 11)]
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthesis, "SHARD", 8)
+
+
+def synthesizer_of(config: Config, stop: Stop | None = None) -> synthesis.Synthesizer:
+    """Return the synthesizer of the second training corpus."""
+    return synthesis.Synthesizer(synthesis.GivenText(config, 1, stop or Stop()), Ranks())
 
 
 def write(directory: Path, *entries: dict[str, Any], **settings: Any) -> Path:
@@ -280,7 +285,7 @@ def test_translations_are_named_by_all_that_they_depend_on(
     made = []
     for change in [*changes, {"drop_worst": 0.5}]:
         config = load_config(write(tmp_path, entry | change))
-        made.append(synthesis.Synthesizer(config, 1, Stop(), Ranks()))
+        made.append(synthesizer_of(config))
     assert len({each.text_key for each in made}) == len(changes) + 1
     assert len({each._name(0, [("a", "b")]) for each in made}) == len(changes)  # all are kept
     assert made[0]._name(0, [("a", "b")]) != made[0]._name(0, [("a", "c")])
@@ -288,7 +293,7 @@ def test_translations_are_named_by_all_that_they_depend_on(
         path = write(tmp_path, entry | change)
         configs = [load_config(path, [f"seed={seed}"]) for seed in (7, 8)]
         names = {
-            synthesis.Synthesizer(config, 1, Stop(), Ranks())._name(place, [("a", "b")])
+            synthesizer_of(config)._name(place, [("a", "b")])
             for config in configs
             for place in (0, 1)
         }
@@ -436,7 +441,7 @@ def test_a_dataset_is_not_loaded_to_see_whether_it_has_changed(
     config = load_config(write(tmp_path, entry))
     monkeypatch.setattr(synthesis, "scan_corpus", lambda *_: pytest.fail("it is loaded"))
     record = SyntheticText({}, {}, given="", key="", lines=1, pairs=1, dropped={})
-    synthesis._warn_of_changed_text(config, 1, record, Stop())
+    synthesis._warn_if_changed(synthesis.GivenText(config, 1, Stop()), record)
 
 
 def test_synthetic_text_that_was_removed_is_made_again(
@@ -580,7 +585,7 @@ def test_a_model_that_changes_while_it_is_loaded_translates_nothing(
 def test_a_stop_is_seen_within_a_shard(tmp_path: Path, trained_run: Path) -> None:
     config = load_config(write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)}))
     stop = Stop()
-    synthesizer = synthesis.Synthesizer(config, 1, stop, Ranks())
+    synthesizer = synthesizer_of(config, stop)
     assert len(synthesizer._translate(0, [(line, "") for line in LINES[:8]])) == 8
     stop.received = signal.SIGTERM
     with pytest.raises(StoppedError):
@@ -699,7 +704,7 @@ def test_the_same_lines_in_another_shard_get_other_samples(
     tmp_path: Path, trained_run: Path
 ) -> None:
     entry = {"src": text(tmp_path), "model": str(trained_run), "sample": True}
-    synthesizer = synthesis.Synthesizer(load_config(write(tmp_path, entry)), 1, Stop(), Ranks())
+    synthesizer = synthesizer_of(load_config(write(tmp_path, entry)))
     shards = [
         synthesizer._translate(number, [(line, "") for line in LINES]) for number in (0, 0, 1)
     ]
@@ -711,7 +716,7 @@ def test_a_model_of_which_some_text_has_tags_needs_none(tmp_path: Path, trained_
     entry = {"src": text(tmp_path), "model": str(trained_run)}
     config = load_config(write(tmp_path, entry | {"tag": "<bt>"}))
     assert [each.tag for each in config.data.train] == [None, "<bt>"]
-    synthesis.Synthesizer(config, 1, Stop(), Ranks())._check_direction(config)
+    synthesizer_of(config)._check_direction(config)
 
 
 @pytest.mark.parametrize(
