@@ -32,7 +32,7 @@ from processes import Processes, keep_in_memory
 
 from mtrain.cli import app as cli
 from mtrain.config.loading import load_config
-from mtrain.config.schema import Config, TokenizerConfig
+from mtrain.config.schema import Config, ModelConfig, TokenizerConfig
 from mtrain.data.tokenizer import Tokenizer, train_tokenizer
 from mtrain.model.cpu import RowTransformer
 from mtrain.model.transformer import Dropout, Shape, Transformer
@@ -264,6 +264,15 @@ def differences(run: Path, other: Path) -> list[str]:
     return sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
 
 
+def shape_with(
+    vocab_size: int = 23, pad_id: int = 0, max_positions: int = 256, **settings: Any
+) -> Shape:
+    """Return the shape of a model with these settings, and the defaults of the others."""
+    rates = {"dropout", "attention_dropout", "activation_dropout"}
+    model = ModelConfig(**settings).model_dump(exclude=rates)
+    return Shape(vocab_size, pad_id, max_positions=max_positions, **model)
+
+
 def random_model(
     seed: int = 0,
     rates: Dropout | None = None,
@@ -272,9 +281,9 @@ def random_model(
 ) -> Transformer:
     """Return a small model in eval mode; every value is random, those of biases and norms too."""
     torch.manual_seed(seed)
-    defaults = {"vocab_size": 23, "d_model": 16, "num_heads": 4, "d_ff": 24}
+    small = {"d_model": 16, "num_heads": 4, "d_ff": 24}
     layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
-    model = kind(Shape(**{"pad_id": 0, **defaults, **layers, **settings}), rates)
+    model = kind(shape_with(**{**small, **layers, **settings}), rates)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

@@ -33,15 +33,15 @@ class Shape:
 
     vocab_size: int
     pad_id: int
-    d_model: int = 512
-    num_heads: int = 8
-    d_ff: int = 2048
-    num_encoder_layers: int = 6
-    num_decoder_layers: int = 6
-    norm: str = "post"
-    positions: str = "sinusoidal"
-    max_positions: int = 256  # of learned positions; sinusoidal ones are unlimited
-    tie_embeddings: str = "all"
+    d_model: int
+    num_heads: int
+    d_ff: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    norm: str
+    positions: str
+    max_positions: int  # of learned positions; sinusoidal ones are unlimited
+    tie_embeddings: str
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import ctranslate2
 import pytest
 import torch
 import transformers
-from conftest import made_up_pairs, make_tokenizer, random_model, run_mtrain
+from conftest import made_up_pairs, make_tokenizer, random_model, run_mtrain, shape_with
 
 from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
@@ -22,7 +22,6 @@ from mtrain.corpus import hub
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import convert, ctranslate2_format, marian_format
 from mtrain.export.parity import Agreement, Difference, Engine
-from mtrain.model.transformer import Shape
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation import loading
@@ -163,7 +162,7 @@ def test_split_digits_are_kept(config: Config, tmp_path: Path, form: Any) -> Non
     texts = [f"{source} {number}" for number, source in enumerate(SOURCES, 1900)]
     split = make_tokenizer(texts, split_digits=True)
     model = random_model(vocab_size=split.vocab_size)
-    form.check(Shape(100, 0), "float32")
+    form.check(shape_with(), "float32")
     form.write(tmp_path, LoadedModel(model, split, config.decode, config), "float32")
     found = form.load(tmp_path, split).encode(["bavo 1984"])
     assert [split.all_pieces[i] for i in found[0]][-4:] == [*"1984"]
@@ -353,7 +352,7 @@ def test_without_the_library_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RefusedError, match=rf"pip install 'mtrain\[{extra}\]'"):
-        form.check(Shape(100, 0), "float32")
+        form.check(shape_with(), "float32")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 import sentencepiece
 import torch
 import transformers
-from conftest import made_up_pairs, make_tokenizer, random_model, write_config
+from conftest import made_up_pairs, make_tokenizer, random_model, shape_with, write_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError
@@ -29,7 +29,6 @@ from mtrain.config.schema import Config
 from mtrain.data.batches import SpecialIds, collate
 from mtrain.data.tokenizer import Tokenizer
 from mtrain.export import convert, marian_format
-from mtrain.model.transformer import Shape
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
@@ -307,7 +306,7 @@ def test_punctuation_is_left_alone_where_sacremoses_is_installed(
 )
 def test_what_marian_cannot_express_is_refused(shape: dict[str, str], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
-        marian_format.check(Shape(100, 0, **shape), "float32")  # type: ignore[arg-type]
+        marian_format.check(shape_with(**shape), "float32")
 
 
 def test_a_full_disk_is_an_error_of_the_place(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import random_model
+from conftest import random_model, shape_with
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -21,7 +21,6 @@ from mtrain.model.transformer import (
     DecoderLayer,
     Dropout,
     EncoderLayer,
-    Shape,
     Transformer,
     attend,
     attention_weights,
@@ -398,7 +397,7 @@ def test_the_papers_models_have_their_number_of_parameters(
     settings: dict[str, int], expected: int
 ) -> None:
     with torch.device("meta"):
-        model = Transformer(Shape(vocab_size=37000, pad_id=0, **settings))
+        model = Transformer(shape_with(37000, **settings))
     assert model.num_parameters == expected
 
 
@@ -420,7 +419,9 @@ def test_weights_start_as_in_fairseq(tie: str) -> None:
     of 1 once they are multiplied by sqrt(D).
     """
     torch.manual_seed(1)
-    shape = Shape(2000, 0, 64, 4, 256, 1, 1, positions="learned", tie_embeddings=tie)
+    small = {"d_model": 64, "num_heads": 4, "d_ff": 256}
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    shape = shape_with(2000, **small, **layers, positions="learned", tie_embeddings=tie)
     for name, weight in Transformer(shape).state_dict().items():
         if weight.dim() == 2:
             is_hidden = name.startswith(("encoder", "decoder"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import made_up_pairs, write_corpus
+from conftest import made_up_pairs, shape_with, write_corpus
 
 from mtrain.model.transformer import Shape, Transformer
 
@@ -108,7 +108,8 @@ def test_refusals(
 
 
 def test_products_are_counted_as_the_weights_are_used(benchmark: ModuleType) -> None:
-    shape = Shape(50, 0, 16, 2, 32, 3, 2, tie_embeddings="none")
+    size = dict(zip(benchmark.SHAPE, (3, 2, 16, 32, 2), strict=True))
+    shape = shape_with(50, **size, tie_embeddings="none")
     model = Transformer(shape)
     matrices = sum(each.numel() for name, each in model.named_parameters() if each.dim() == 2)
     used = matrices - 2 * 50 * 16  # embeddings are looked up
