@@ -27,11 +27,10 @@ from mtrain.corpus.lines import DROPPED, NOT_UTF8, Reading
 from mtrain.corpus.readers import Pair, corpus_name, read_pairs, scan
 from mtrain.corpus.tables import TextRow
 from mtrain.data.duplicates import find_unshared, temporary_folder
-from mtrain.runs import manifest
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime.console import handling_write_errors
 from mtrain.runtime.errors import RefusedError, UserError, printable
-from mtrain.runtime.files import make_directories, quote_path
+from mtrain.runtime.files import check_new, make_directories, quote_path
 from mtrain.runtime.log import logger, progress_bar, warn_of_counts
 from mtrain.runtime.outputs import opened
 from mtrain.runtime.stop import Stop
@@ -197,7 +196,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     of test sets. Raises `RefusedError` for unsuitable names, and if a file would be overwritten.
     """
     _check_names(request)
-    manifest.check_new(request.output)
+    check_new(request.output)
     corpus, held = request.corpus_of(request.src, request.tgt), 0
     reading = Reading(invalid_utf8="drop", check_stop=stop.check)
     rows = scan(corpus, reading).pairs
@@ -213,7 +212,7 @@ def write_config(request: Request, stop: Stop, *, has_gpu: bool) -> dict[str, An
     for path in outputs:
         refuse_run_files(path)
     for path in parts:
-        manifest.check_new(path, "the text is split into that folder; choose another one with -o")
+        check_new(path, "the text is split into that folder; choose another one with -o")
     size = _measure(corpus, rows, reading)
     count = _count_to_hold_out(request, size.pairs)
     with _folders_of(outputs), opened(*outputs, is_new=True) as (*sinks, sink):

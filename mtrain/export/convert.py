@@ -50,7 +50,7 @@ def export(
     format_ = FORMATS[to]
     loaded = loaded.tagged(loaded.config.data.valid_corpora[0].tag)
     format_.check(loaded.model.shape, quantization)
-    manifest.check_new(directory)
+    files.check_new(directory)
     if not is_utf8(str(directory)):
         raise RefusedError(
             f"{directory}: its path is not UTF-8, which the library of the engine needs; choose "

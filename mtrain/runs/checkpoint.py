@@ -197,7 +197,7 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     `train.keep_checkpoints`.
     """
     directory = directory_of(run_dir)
-    manifest.check_new(output)
+    files.check_new(output)
     # damaged ones count, too: the average must not silently use older ones instead
     named = _scheduled(layout.named_checkpoints(directory), train)
     count = last or train.average_last or train.keep_checkpoints

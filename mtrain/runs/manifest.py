@@ -97,16 +97,10 @@ def write_new_directory(path: Path, fill: Callable[[Path], None]) -> None:
 
     with lock.exclusive(path.with_name(f".{path.name}.lock"), wait=refuse) as held:
         try:
-            check_new(path)
-            write_directory(path, fill, make_room=check_new)
+            files.check_new(path)
+            write_directory(path, fill, make_room=files.check_new)
         finally:
             held.path.unlink(missing_ok=True)
-
-
-def check_new(path: Path, advice: str = "remove it, or choose another name") -> None:
-    """Raise `RefusedError` if `path` exists."""
-    if os.path.lexists(path):
-        raise RefusedError(f"{path}: exists already; {advice}")
 
 
 def _clear(path: Path) -> None:

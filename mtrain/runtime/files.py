@@ -17,11 +17,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from mtrain.runtime.errors import RefusedError
+
 PARTIAL = ".{}.partial"  # temporary name, next to the final one
 # Errors of file systems without locks, such as some of Lustre and NFS.
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 VARIABLE = re.compile(r"\$(?:[A-Z_]\w*|\{[A-Z_]\w*\})", re.ASCII | re.IGNORECASE)
+
+
+def check_new(path: Path, advice: str = "remove it, or choose another name") -> None:
+    """Raise `RefusedError` if `path` exists."""
+    if os.path.lexists(path):
+        raise RefusedError(f"{path}: exists already; {advice}")
 
 
 def create(path: Path) -> IO[bytes]:

@@ -115,9 +115,8 @@ def _publish(outputs: list[_Output], *, is_new: bool, is_logged: bool) -> None:
         os.fsync(output.descriptor)
         if not files.is_at(output.descriptor, output.partial):
             raise UserError(f"{output.partial}: was removed or replaced; run the command again")
-        if is_new and os.path.lexists(output.path):
-            text = "exists already; remove it, or choose another name"
-            raise RefusedError(f"{output.path}: {text}")
+        if is_new:
+            files.check_new(output.path)
     for output in outputs:
         os.replace(output.partial, output.target)
         with suppress(PermissionError):  # the directory may be writable, but not readable
