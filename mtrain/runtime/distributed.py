@@ -93,7 +93,7 @@ class Ranks:
         return cast(T, result)
 
     def agree(
-        self, request: Request | None, failure: UserError | None = None, number: int = 0
+        self, request: Request | None, failure: UserError | None, number: int
     ) -> Request | None:
         """Return any rank's request to stop, or None; all ranks raise any rank's failure. It is
         an error if `number` differs between ranks.

@@ -278,8 +278,8 @@ def forecast_from_sample(
     lengths: Lengths,
     pairs: float,
     *,
-    timed: bool = True,
-    check_stop: Callable[[], object] = lambda: None,
+    timed: bool,
+    check_stop: Callable[[], object],
 ) -> Forecast:
     """Forecast a run with `pairs` pairs per epoch from a sample of them, whose lengths (N, 2) are
     in tokens without eos. If `timed`, measure a step. Raises `UserError`, and what `check_stop`

@@ -52,7 +52,7 @@ class Sampling(BeamSearch):
         normalize: Normalize,
         sampler: TokenSampler,
         seeds: list[list[int]],
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> None:
         super().__init__(rules, 1, normalize, device)
         self.scores = self.scores.to(_widest_dtype(self.device))

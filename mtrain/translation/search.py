@@ -111,10 +111,10 @@ class BeamSearch:
     """
 
     def __init__(
-        self, rules: Rules, beam_size: int, normalize: Normalize, device: torch.device | None = None
+        self, rules: Rules, beam_size: int, normalize: Normalize, device: torch.device
     ) -> None:
         self.rules, self.beam_size, self.normalize = rules, beam_size, normalize
-        self.device = device or torch.device("cpu")
+        self.device = device
         B = len(rules.max_lens)
         self.ended: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.sentences = list(range(B))
@@ -250,7 +250,7 @@ class GreedySearch(BeamSearch):
     tokens as log-probabilities do.
     """
 
-    def __init__(self, rules: Rules, device: torch.device | None = None) -> None:
+    def __init__(self, rules: Rules, device: torch.device) -> None:
         super().__init__(rules, 1, float, device)
 
     def _advance(self, log_probs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:

@@ -21,6 +21,7 @@ from mtrain.model.recorded import Memory, RecordedDecoder, decoder_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
 from mtrain.translation.search import BeamSearch, Rules, length_normalizer
 
+CPU = torch.device("cpu")
 DECODERS = pytest.mark.parametrize("decoder_class", [Decoder, RecordedDecoder])
 
 
@@ -107,7 +108,7 @@ def test_steps_do_not_read_memory_before_they_write_it(
     expected = model(src, tgt_in).log_softmax(-1)
     full = FullForward([model], src, src.new_empty(5, 0))
     rules = Rules([1, 4, 9, 9, 20], 1, (0, 2))
-    searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0)) for _ in range(2)]
+    searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0), CPU) for _ in range(2)]
     best = searches[0].run(full.step, full, bos_id=2)
     torch.use_deterministic_algorithms(True)
     try:
@@ -219,7 +220,7 @@ def test_a_search_by_an_ensemble_finds_what_full_forward_passes_find(
     src[torch.arange(20) > torch.arange(12)[:, None]] = 0
     limits, prefixes = [1 + 2 * n for n in range(12)], [[5] * (n % 4) for n in range(12)]
     rules = Rules(limits, 1, (0, 2), prefixes, no_repeat_ngram=2)
-    searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0)) for _ in range(2)]
+    searches = [BeamSearch(rules, 3, length_normalizer("gnmt", 1.0), CPU) for _ in range(2)]
     found = searches[0].run(decoder.step, decoder.begin(src), bos_id=2)
     full = FullForward(models, src, src.new_empty(12, 0))
     for own, others in zip(found, searches[1].run(full.step, full, bos_id=2), strict=True):
@@ -241,7 +242,7 @@ def test_matrices_are_multiplied_by_few_numbers_of_rows() -> None:
 
     decoder.project = counted
     rules = Rules(list(range(1, 41)), 1, (0, 2))
-    search = BeamSearch(rules, 2, length_normalizer("gnmt", 1.0))
+    search = BeamSearch(rules, 2, length_normalizer("gnmt", 1.0), CPU)
     search.run(decoder.step, decoder.begin(random_ids(40, 7)), bos_id=2)
     assert max(computed) == 80
     assert len(computed) <= 8 + 8 + 8 + 8 + 2  # below 16, 32, 64, up to 80

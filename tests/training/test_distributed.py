@@ -736,8 +736,8 @@ def raise_all_kinds(output: Path) -> None:
             except UserError as caught:
                 kind, told = type(caught).__name__, not caught.is_silent
                 found.append([kind, str(caught), caught.exit_code, told])
-        found.append(ranks.agree(None))
-        found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None))
+        found.append(ranks.agree(None, None, 0))
+        found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None, None, 0))
         found.append(ranks.from_rank_0(lambda: b"a\nb\xff" * 100_000, bytes).count(b"\n"))
         found.append(ranks.gather(lambda: ranks.rank * "\ud800\n", str))
         history = History.begin("nll")
@@ -747,9 +747,9 @@ def raise_all_kinds(output: Path) -> None:
         total = torch.arange(3.0) + ranks.rank
         ranks.sum_(total)
         found.append(total.tolist())
-        ranks.agree(None, number=5)
+        ranks.agree(None, None, 5)
         with pytest.raises(UserError, match="different steps") as error_of_all:
-            ranks.agree(None, number=ranks.rank)
+            ranks.agree(None, None, ranks.rank)
         assert error_of_all.value.is_shared
         ranks.broadcast(total.add_(ranks.rank))
         found.append(total.tolist())
@@ -783,7 +783,7 @@ ONE = torch.ones(1)
 @pytest.mark.parametrize(
     "meet",
     [
-        lambda ranks: ranks.agree(None),
+        lambda ranks: ranks.agree(None, None, 0),
         lambda ranks: ranks.gather(str, str),
         lambda ranks: ranks.sum_(ONE),
         lambda ranks: ranks.broadcast(ONE),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -29,6 +30,8 @@ from mtrain.training.gradients import Blocks, SequentialGradients, Sums
 from mtrain.training.learner import Learner, MachineSettings
 from mtrain.training.plan import (
     IDS,
+    Forecast,
+    Lengths,
     disk_warning,
     forecast_from_sample,
     make_forecast,
@@ -39,6 +42,19 @@ LENGTHS = np.random.default_rng(1).integers(2, 20, (500, 2))
 
 def load(tiny_config: TinyConfig, **settings: Any) -> Config:
     return load_config(tiny_config(**settings))
+
+
+def sample_forecast(
+    config: Config,
+    pairs: float = 1000.0,
+    lengths: Lengths = LENGTHS,
+    *,
+    timed: bool = True,
+    check_stop: Callable[[], object] = lambda: None,
+) -> Forecast:
+    return forecast_from_sample(
+        config, 320, 1000, lengths, pairs, timed=timed, check_stop=check_stop
+    )
 
 
 def test_a_forecast_by_hand(tiny_config: TinyConfig) -> None:
@@ -116,7 +132,7 @@ def test_the_sums_of_a_gpu_are_counted(tiny_config: TinyConfig, micro_batches: i
 
 def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.packing": True})
-    found = forecast_from_sample(config, 320, 1000, LENGTHS, 500.0, timed=False).numbers
+    found = sample_forecast(config, 500.0, timed=False).numbers
     assert found["device"] == "cpu, fp32, threads: 1, packed"
     batches = pack_by_tokens(LENGTHS + 1, 256, [32])
     assert found["tokens_per_step"] == (LENGTHS[:, 1] + 1).sum() // len(batches)
@@ -124,9 +140,7 @@ def test_packing_is_part_of_the_forecast(tiny_config: TinyConfig) -> None:
 
 def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
     config = load(tiny_config, **{"train.accum_steps": 2})
-    one, ten = (
-        forecast_from_sample(config, 320, 1000, LENGTHS, n, timed=False) for n in (1e3, 1e4)
-    )
+    one, ten = (sample_forecast(config, n, timed=False) for n in (1e3, 1e4))
     assert "time: not measured" in one.lines
     one, ten = one.numbers, ten.numbers
     assert ten["epochs"] == pytest.approx(one["epochs"] / 10, rel=0.01)
@@ -136,7 +150,7 @@ def test_an_epoch_grows_with_the_pairs(tiny_config: TinyConfig) -> None:
     json.dumps(one)
     long = np.full((3, 2), config.data.max_length)
     with pytest.raises(UserError, match="no pair is left"):
-        forecast_from_sample(config, 320, 1000, long, 3.0, timed=False)
+        sample_forecast(config, 3.0, long, timed=False)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +243,7 @@ def test_why_nothing_was_timed_is_reported(
 ) -> None:
     monkeypatch.setattr(plan, "_measure_step", _dying)
     monkeypatch.setattr(plan, "map_tasks", partial(map_tasks, forked=True))  # which is quick
-    found = forecast_from_sample(load(tiny_config), 320, 1000, LENGTHS, 1000.0)
+    found = sample_forecast(load(tiny_config))
     assert found.lines[-1] == f"time: not measured: {plan.WORKER_DIED}"
     assert found.numbers["step_seconds"] is None
 
@@ -239,7 +253,7 @@ def test_a_request_to_stop_ends_the_measuring(tiny_config: TinyConfig) -> None:
         raise StoppedError("stopped by SIGTERM", EXIT_TERMINATED)
 
     with pytest.raises(StoppedError, match="SIGTERM"):
-        forecast_from_sample(load(tiny_config), 320, 1000, LENGTHS, 1000.0, check_stop=stop)
+        sample_forecast(load(tiny_config), check_stop=stop)
 
 
 def test_a_disk_that_is_too_small(tmp_path: Path) -> None:
@@ -301,7 +315,7 @@ def test_a_measured_time_replaces_the_estimate(
     config = load(tiny_config)
     for seconds, expected in ((1.0, 0), (2e5, 1)):  # of each of 8 steps
         monkeypatch.setattr(plan, "map_tasks", lambda *_, s=seconds, **options: [(s, None)])
-        found = forecast_from_sample(config, 320, 1000, LENGTHS, 1000.0)
+        found = sample_forecast(config)
         warnings = list(found.warnings())
         assert len(warnings) == expected
         assert all("take about 19 days on this machine" in text for text in warnings)

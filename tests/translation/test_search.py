@@ -24,6 +24,7 @@ from mtrain.translation.search import (
 )
 
 BOS, EOS = 1, 0
+CPU = torch.device("cpu")
 Normalize = Callable[[int], float]
 # Log-probabilities of the next token of a sentence after a prefix.
 Table = Callable[[int, tuple[int, ...]], list[float]]
@@ -69,7 +70,7 @@ def run(search: BeamSearch, table: Table) -> list[list[Hypothesis]]:
 def beam(
     table: Table, limits: list[int], beam_size: int, normalize: Normalize = GNMT
 ) -> list[list[Hypothesis]]:
-    return run(BeamSearch(Rules(limits, EOS), beam_size, normalize), table)
+    return run(BeamSearch(Rules(limits, EOS), beam_size, normalize, CPU), table)
 
 
 def random_table(seed: int, vocab_size: int) -> Table:
@@ -188,8 +189,8 @@ def test_greedy_search_by_logits_finds_what_a_beam_of_1_finds(
     def logits(sentence: int, prefix: tuple[int, ...]) -> list[float]:
         return [value + 3.0 + len(prefix) for value in table(sentence, prefix)]
 
-    expected = run(BeamSearch(rules, 1, POWER), table)
-    found = run(GreedySearch(rules), logits)
+    expected = run(BeamSearch(rules, 1, POWER, CPU), table)
+    found = run(GreedySearch(rules, CPU), logits)
     assert [[h.ids for h in each] for each in found] == [[h.ids for h in each] for each in expected]
 
 
@@ -276,7 +277,7 @@ def test_the_best_extensions_are_those_of_a_whole_sort(
 
 def check_best(table: Table, rules: Rules, vocab_size: int, allowed: Callable[..., bool]) -> None:
     """Check that a beam that holds everything finds the best of the allowed sequences."""
-    found = run(BeamSearch(rules, 300, POWER), table)
+    found = run(BeamSearch(rules, 300, POWER, CPU), table)
     for sentence, limit in enumerate(rules.max_lens):
         every = enumerate_all(table, sentence, limit, vocab_size)
         kept = [each for each in every if allowed(sentence, each[0])]
@@ -312,7 +313,7 @@ def test_no_n_gram_repeats(seed: int, length: int) -> None:
 
 def test_a_prefix_may_repeat_tokens_and_have_banned_ones() -> None:
     rules = Rules([6], EOS, banned=(2,), prefixes=[[2, 2, 2]], no_repeat_ngram=1)
-    (found,) = run(BeamSearch(rules, 300, POWER), random_table(1, 4))
+    (found,) = run(BeamSearch(rules, 300, POWER, CPU), random_table(1, 4))
     assert all(h.ids[:3] == [2, 2, 2] and 2 not in h.ids[3:] for h in found)
 
 
@@ -322,7 +323,7 @@ def test_a_prefix_may_repeat_tokens_and_have_banned_ones() -> None:
 def draw(
     table: Table, sampler: TokenSampler, seeds: list[list[int]], limit: int = 4
 ) -> list[Hypothesis]:
-    sampling = Sampling(Rules([limit] * len(seeds), EOS), POWER, sampler, seeds)
+    sampling = Sampling(Rules([limit] * len(seeds), EOS), POWER, sampler, seeds, CPU)
     return [hypothesis for (hypothesis,) in run(sampling, table)]
 
 
