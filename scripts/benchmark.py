@@ -108,10 +108,10 @@ def describe_machine(device: torch.device) -> str:
     return f"{versions}, {gpu}{cpu}, threads: {torch.get_num_threads()}"
 
 
-def make_up_text(folder: Path, lines: int = 20000) -> dict[str, str]:
+def make_up_text(folder: Path) -> dict[str, str]:
     """Write source and target lines of random words, as long as captions; return their paths."""
     draw, paths = random.Random(1), {"src": str(folder / "src"), "tgt": str(folder / "tgt")}
-    lengths = [max(3, round(draw.gauss(11, 3.5))) for _ in range(lines)]
+    lengths = [max(3, round(draw.gauss(11, 3.5))) for _ in range(20000)]
     for path in paths.values():
         words = ["".join(draw.choices(ascii_lowercase, k=draw.randint(2, 7))) for _ in range(5000)]
         frequencies = [1 / (rank + 10) for rank in range(len(words))]

@@ -260,10 +260,10 @@ class Synthesizer:
                 f"needs a model from {src} to {tgt}"
             )
         if directions and (src, tgt) not in directions:
-            text = (
+            question = (
                 "%s.model: translates %s to %s, but this entry is of %s and %s; are they the same?"
             )
-            logger.warning(text, self.key, *directions[0], src, tgt)
+            logger.warning(question, self.key, *directions[0], src, tgt)
 
     @property
     def text_key(self) -> str:
@@ -396,8 +396,8 @@ class Synthesizer:
                 sides = {"src": given, "tgt": given, self.entry.synthetic_side: line.text}
                 out.write(json.dumps(sides, ensure_ascii=False).encode() + b"\n")
         if scan_corpus(self.config, self.text.corpus, self.stop) != self.text.scan:
-            text = "it changed while it was translated; run the same command again"
-            raise UserError(f"{self.key}: {self.name}: {text}")
+            reason = "it changed while it was translated; run the same command again"
+            raise UserError(f"{self.key}: {self.name}: {reason}")
 
     def _report(self, record: SyntheticText) -> None:
         """Log the numbers of pairs and of dropped lines; warn if most translations have faults."""
@@ -430,14 +430,14 @@ class Synthesizer:
         if not remaining:
             return f"all of {self.name} is translated in the cache, so training makes it at once"
         models = ", ".join(self.entry.model)
-        text = f"{remaining:,} lines of {self.name}, to be translated by {models}"
+        described = f"{remaining:,} lines of {self.name}, to be translated by {models}"
         if timed:
             _ = self._translator  # loading does not count
             started = time.perf_counter()
             self._translate(0, sample)
             seconds = (time.perf_counter() - started) / len(sample) * remaining
-            text += f" in about {format_duration(max(1.0, seconds))}"
-        return text
+            described += f" in about {format_duration(max(1.0, seconds))}"
+        return described
 
 
 def _open_shard(path: Path) -> LineShard:

@@ -1220,9 +1220,7 @@ def test_a_run_beyond_a_lower_end_is_validated_there(run: Path) -> None:
     assert status(run)["state"] == "complete"
 
 
-def test_precision_is_no_advice_where_it_is_fp32(
-    run: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_precision_is_no_advice_where_it_is_fp32(run: Path) -> None:
     with pytest.raises(UserError) as raised:
         start(run, "train.precision=fp32", "train.schedule=constant", "train.peak_lr=1e30")
     assert "lower learning rate" in str(raised.value)

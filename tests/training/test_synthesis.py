@@ -125,10 +125,7 @@ def test_the_other_side_is_translated(
 
 
 def test_lines_that_cannot_be_translated_are_dropped_and_counted(
-    tmp_path: Path,
-    trained_run: Path,
-    build: Build,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, trained_run: Path, build: Build
 ) -> None:
     long = " ".join(["bavo"] * 3000)
     lines = [LINES[0], "", "\u2003", long, LINES[1]]
