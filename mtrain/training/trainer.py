@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,15 @@ def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> 1)
 
 
+@dataclass
+class Clock:
+    """Measures the speed of training; replaced by a new one after loading and validation."""
+
+    started: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    tokens: int = 0
+
+
 class Trainer:
     """The training loop of one rank. Each rank computes its micro-batches of a step; rank 0
     writes.
@@ -67,7 +77,7 @@ class Trainer:
         self.rate = make_schedule(config.train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
         self.request: Request | None = None  # to stop, agreed by all ranks
-        self._restart_clock()
+        self.clock = Clock()
 
     def _token_batches(self) -> TokenBatches:
         """Return the training stream, with what changes its pairs in each epoch."""
@@ -165,7 +175,7 @@ class Trainer:
         """Take steps until the last one, the end of patience or a stop."""
         self.ranks.on_all_ranks(self.learner.warm_up)
         stream = self.micro_batches()
-        self._restart_clock()
+        self.clock = Clock()
         last_step = self.config.train.max_steps
         bar = progress_bar(last_step, "step", "training", self.progress.step)
         with bar, ExitStack() as stack:
@@ -195,8 +205,8 @@ class Trainer:
         progress.sums += norm * 0  # NaN in the norm must reach `_check_finite`
         progress.step = step
         progress.sum_tokens += num_tokens
-        self.recorded_tokens += num_tokens
-        self.recorded_steps += 1
+        self.clock.tokens += num_tokens
+        self.clock.steps += 1
         return norm, rate
 
     def _sum_gradients(self, planned: list[MicroBatch], step: int, num_tokens: int) -> None:
@@ -280,8 +290,7 @@ class Trainer:
         last_step = self.config.train.max_steps
         loss, nll, *divergence = (progress.sums / progress.sum_tokens).tolist()
         ppl = perplexity(nll)
-        now = time.monotonic()
-        seconds = max(1e-9, now - self.recorded_at)
+        seconds = max(1e-9, time.monotonic() - self.clock.started)
         record = {
             "step": progress.step,
             "time": time.time(),
@@ -291,7 +300,7 @@ class Trainer:
             **({"train/consistency": divergence[0]} if divergence else {}),
             "lr": rate,
             "grad_norm": float(norm),
-            "tokens_per_second": self.recorded_tokens / seconds,
+            "tokens_per_second": self.clock.tokens / seconds,
         }
         if self.ranks.is_rank_0:
             self.directory.metrics.append(record)
@@ -299,20 +308,14 @@ class Trainer:
             f"loss {loss:.3f}  ppl {two_decimals(ppl)}  {record['tokens_per_second']:,.0f} tok/s"
         )
         bar.set_postfix_str(summary)
-        remaining = seconds / self.recorded_steps * (last_step - progress.step)
+        remaining = seconds / self.clock.steps * (last_step - progress.step)
         text = f"step {progress.step:,}/{last_step:,}  epoch {progress.epoch + 1}  {summary}"
         text += f"  lr {rate:.2e}  grad {two_decimals(float(norm))}"
         text += f"  left {format_duration(remaining)}"
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
-        self._restart_clock()
-
-    def _restart_clock(self) -> None:
-        """Restart the measurement of speed, which excludes loading and validation."""
-        self.recorded_tokens = 0
-        self.recorded_steps = 0
-        self.recorded_at = time.monotonic()
+        self.clock = Clock()
 
     def _save(self) -> None:
         """Save a checkpoint of this step."""
@@ -331,4 +334,4 @@ class Trainer:
             return
         self.validation.validate(step)
         self.checkpoints.prune(self.validation.best_names)
-        self._restart_clock()
+        self.clock = Clock()
