@@ -125,19 +125,15 @@ class RunDirectory:
         files.write_text(self.path / layout.VOCABULARY, pieces)
         files.write_bytes(self.tokenizer, model)
 
-    def write_provenance(
-        self, config: Config, fingerprints: Fingerprints, ranks: int, init_hash: str | None
-    ) -> None:
-        """Write `config.yaml` and `run.json`: config, hashes, versions, command; `init_hash` is the
-        hash of the weights of `train.init_from`.
-        """
+    def write_provenance(self, config: Config, fingerprints: Fingerprints, ranks: int) -> None:
+        """Write `config.yaml` and `run.json`: config, hashes, versions, command."""
         log_changes(self.path, config)
         before = self.read(layout.RUN, Provenance)
         settings = dump_config(config)
         versions = {"mtrain": mtrain.__version__, "python": platform.python_version()}
         content = {
             **fingerprints,
-            "init_from": init_hash or (before.init_from if before else None),
+            "init_from": fingerprints.get("init_from") or (before.init_from if before else None),
             "config": manifest.hash_text(settings),
             "seed": config.seed,
             "ranks": ranks,

@@ -25,7 +25,7 @@ from mtrain.runs import checkpoint, compatibility, layout, manifest
 from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.manifest import DamagedError
-from mtrain.runs.records import Loop
+from mtrain.runs.records import Fingerprints, Loop
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.log import logger
@@ -79,7 +79,7 @@ class Checkpoints:
         self.learner = learner
         self.optimizer = learner.optimizer
         self.average = learner.average
-        self.init_hash: str | None = None  # of the model of `train.init_from`, at step 0
+        self.init_fingerprint: Fingerprints = {}  # of the model of `train.init_from`, at step 0
         self._damaged: list[Path] = []  # newer checkpoints than the one that was resumed
 
     def save(self, progress: Progress, best: set[str]) -> None:
@@ -177,8 +177,8 @@ class Checkpoints:
                 "remove that file, or set train.init_vocabulary: own"
             )
         check_weights(self.optimizer.weights, weights, directory)
-        self.init_hash = manifest.hash_file(directory / layout.MODEL)
-        compatibility.check_data(self.run, {"init_from": self.init_hash})
+        self.init_fingerprint = {"init_from": manifest.hash_file(directory / layout.MODEL)}
+        compatibility.check_data(self.run, self.init_fingerprint)
         copy_values(self.optimizer.weights, weights)
         if self.average is not None:
             copy_values(self.average.values, weights)

@@ -118,9 +118,8 @@ class Trainer:
         tokenizer = self.prepared.tokenizer
         run = self.directory
         files.make_directory(run.checkpoints)
-        fingerprints = self.prepared.fingerprints
-        init_hash = self.checkpoints.init_hash
-        run.write_provenance(self.config, fingerprints, self.ranks.size, init_hash)
+        fingerprints = self.prepared.fingerprints | self.checkpoints.init_fingerprint
+        run.write_provenance(self.config, fingerprints, self.ranks.size)
         if not run.tokenizer.exists():  # after its hash, by which a changed vocabulary is refused
             run.keep_tokenizer(tokenizer.proto, tokenizer.vocabulary)
         run.set_status("running", self.progress.step)
