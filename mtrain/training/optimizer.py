@@ -176,8 +176,8 @@ class Optimizer:
         betas: Sequence[float],
         eps: float,
         muon: dict[str, int],
-        num_losses: int = 2,
-        pool: ThreadPoolExecutor | None = None,
+        num_losses: int,
+        pool: ThreadPoolExecutor | None,
     ) -> None:
         """`muon` maps the weights that Muon updates to the number of matrices stacked in each."""
         self.pool = pool

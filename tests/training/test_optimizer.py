@@ -56,10 +56,16 @@ def values(model: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
+def make_optimizer(
+    model: nn.Module, muon: dict[str, int], pool: ThreadPoolExecutor | None = None
+) -> Optimizer:
+    return Optimizer(model, BETAS, EPS, muon, 2, pool)
+
+
 @pytest.mark.parametrize("clip", [0.0, 0.4, 100.0])
 def test_updates_are_adams_with_clipping(clip: float) -> None:
     ours, theirs = small_model(), small_model()
-    optimizer = Optimizer(ours, BETAS, EPS, {})
+    optimizer = make_optimizer(ours, {})
     adam = torch.optim.Adam(theirs.parameters(), lr=0.0, betas=BETAS, eps=EPS)
     for step in range(1, 6):
         norm = take_step(optimizer, ours, step, clip=clip)
@@ -80,7 +86,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 ) -> None:
     """Neither weights nor moments nor Adam's own count: the steps after it go on as without it."""
     model, untouched = small_model(), small_model()
-    optimizer, other = (Optimizer(m, BETAS, EPS, muon) for m in (model, untouched))
+    optimizer, other = (make_optimizer(m, muon) for m in (model, untouched))
     for step in (1, 2):
         take_step(optimizer, model, step, clip=clip)
         take_step(other, untouched, step, clip=clip)
@@ -104,7 +110,7 @@ def test_muons_updates_are_those_of_torch() -> None:
     """Torch's Newton-Schulz iterations are in bf16; biases are Adam's."""
     ours, theirs = small_model(), small_model()
     start = values(ours)
-    optimizer = Optimizer(ours, BETAS, EPS, MUON)
+    optimizer = make_optimizer(ours, MUON)
     weights = [theirs[0].weight, theirs[2].weight]
     muon = torch.optim.Muon(weights, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
     adam = torch.optim.Adam([theirs[0].bias, theirs[2].bias], betas=BETAS, eps=EPS)
@@ -134,7 +140,7 @@ def test_each_matrix_is_updated_by_itself() -> None:
             part.weight.grad = slope.clone()
     updated = [(whole, {"weight": 3}), (together, {f"{i}.weight": 1 for i in range(3)})]
     for model, stacked in (*updated, *((part, {"weight": 1}) for part in alone)):
-        optimizer = Optimizer(model, BETAS, EPS, stacked)
+        optimizer = make_optimizer(model, stacked)
         optimizer.sums.store(*gradients(model))
         optimizer.update(0.1, 1, 0.0)
     for parts in (together, alone):
@@ -143,7 +149,7 @@ def test_each_matrix_is_updated_by_itself() -> None:
 
 def test_a_gradient_of_zero_moves_no_matrix() -> None:
     model = small_model()
-    optimizer, before = Optimizer(model, BETAS, EPS, MUON), values(model)
+    optimizer, before = make_optimizer(model, MUON), values(model)
     take_step(optimizer, model, 1, scale=0.0)
     assert all(map(torch.equal, values(model), before))
 
@@ -158,7 +164,7 @@ def test_muon_updates_the_layers_matrices_only() -> None:
 
 def test_fp32_masters_keep_updates_that_bf16_would_round_away() -> None:
     model = small_model().bfloat16()
-    optimizer = Optimizer(model, BETAS, EPS, {})
+    optimizer = make_optimizer(model, {})
     start = optimizer.weights["0.weight"].clone()
     for _ in range(40):
         for parameter in model.parameters():
@@ -181,7 +187,7 @@ def add(optimizer: Optimizer, model: nn.Module) -> None:
 
 def test_gradients_of_micro_batches_add_up_in_fp32() -> None:
     model = small_model().bfloat16()
-    optimizer = Optimizer(model, BETAS, EPS, {})
+    optimizer = make_optimizer(model, {})
     for value in (256.0, 1.0, 1.0, 1.0):  # bf16 would stay at 256
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, value)
@@ -213,7 +219,7 @@ def test_weights_are_updated_the_same_in_groups_of_any_size(
         monkeypatch.setattr(optimizer_module, "GROUP_VALUES", max_values)
         model = small_model()
         with ThreadPoolExecutor(2) as pool:
-            optimizer = Optimizer(model, BETAS, EPS, muon, pool=pool)
+            optimizer = make_optimizer(model, muon, pool=pool)
             assert len(optimizer.rules) == (4 if max_values == 1 else 1 + bool(muon))
             norms = [take_step(optimizer, model, step, clip=0.4) for step in range(1, 4)]
         moments = sorted(optimizer.moments().items())
@@ -232,7 +238,7 @@ def test_the_norm_has_the_threads_of_the_pool(monkeypatch: pytest.MonkeyPatch) -
     model = small_model()
     torch.set_num_threads(3)
     with ThreadPoolExecutor(1, "slice", torch.set_num_threads, (2,)) as pool:
-        take_step(Optimizer(model, BETAS, EPS, {}, pool=pool), model, 1)
+        take_step(make_optimizer(model, {}, pool=pool), model, 1)
     assert threads == [2]
 
 
@@ -258,7 +264,7 @@ def test_micro_batches_are_one_big_batch() -> None:
     results = []
     for cuts in ([0, 5], [0, 1, 3, 5]):
         model = random_model()
-        optimizer = Optimizer(model, BETAS, EPS, {})
+        optimizer = make_optimizer(model, {})
         for start, stop in pairwise(cuts):
             batch = collate(pairs[start:stop], SpecialIds(pad=0, bos=2, eos=3))
             hidden = model.hidden(batch.src, batch.tgt_in).flatten(0, 1)[batch.positions]
