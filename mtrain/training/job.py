@@ -333,7 +333,8 @@ class Job:
         """Log the end of the run on rank 0, unless its files cannot be read."""
         if self.ranks.is_rank_0:
             with suppress(UserError, OSError):
-                trainer.validation.log_end(state, trainer.progress.step)
+                validation = trainer.validation
+                validation.log.show_end(validation.history, state, trainer.progress.step)
 
     def _end(self, error: UserError | OSError, trainer: Trainer | None) -> UserError:
         """Record in the status that an error ended the run; return it as an error for the user."""

@@ -49,6 +49,7 @@ class Validation:
         self.tokenizer = session.prepared.tokenizer
         data, sets = session.config.data, session.prepared.sets
         self.valid = [sets[key] for key in data.valid_keys]
+        self.log = ScoreLog(session, self.valid)
         self.tests = {name: sets[f"data.test.{name}"] for name in data.test}
         self.run = session.run
         self.stop = session.stop
@@ -151,7 +152,7 @@ class Validation:
         logger.info("step %s  %s%s", f"{step:,}", summary(entry), mark)
         if self.ranks.is_rank_0:
             with suppress(UserError):  # missing samples must not end a run
-                self._show_samples(name)
+                self.log.show_samples(name)
 
     def _current_model(self) -> LoadedModel:
         """Return a model with the current weights, in the precision of `mtrain translate`."""
@@ -224,74 +225,6 @@ class Validation:
             for name, text in self.tests.items():
                 self._test(name, text, best["checkpoint"], step, load_best)
 
-    def log_end(self, state: str, step: int) -> None:
-        """Log the end of a complete or stopped run: time, directory and best scores; if complete,
-        also test scores, notes on them, and the next commands.
-        """
-        path = self.run.path
-        history = self.history
-        last = self.config.train.max_steps
-        records = self.run.metrics.parse()[0]
-        if state != "complete":  # count up to now: the last record may be many steps old
-            records.append({"time": time.time()})
-        passed = duration(self.run.read(layout.RUN, Provenance), records)
-        after = f", {passed} after the run began" if passed else ""
-        reached = f"{step:,} of {last:,}"
-        if step > last:  # an earlier start had a larger limit
-            reached = f"{step:,} (train.max_steps: {last:,})"
-        elif state == "complete" and step < last:
-            reached += f" (ended by train.patience: {self.config.train.patience})"
-        logger.info("%s at step %s%s: %s", state, reached, after, path)
-        best = history.best
-        if best:
-            logger.info("best by %s: %s  %s", history.measure, best["checkpoint"], summary(best))
-        if state != "complete":
-            return
-        for name in filter(history.tests.get, self.tests):
-            logger.info("test %s: %s", name, summary(history.tests[name]))
-        if best:
-            self._log_notes(best)
-        tag = self.config.data.valid_corpora[0].tag
-        command = ["mtrain", "translate", "-m", str(path), *(["--tag", tag] if tag else [])]
-        logger.info("next: %s", shlex.join(command))
-        logger.info("      mtrain report %s", quote_path(path))
-
-    def _log_notes(self, best: Entry) -> None:
-        """Log the signatures of the scores, and a likely fault of the best translations."""
-        scored = {f"valid.{i}": part for i, part in enumerate(best.get("parts") or ())}
-        scored = scored or {"valid": best}
-        scored |= {f"test {name}": entry for name, entry in self.history.tests.items()}
-        signed: dict[str, list[str]] = {}
-        for name, entry in scored.items():
-            signed.setdefault(entry["signature"], []).append(name)
-        for signature, names in signed.items():
-            of_sets = f" of {', '.join(names)}" if len(signed) > 1 else ""
-            logger.info("signature of BLEU%s: %s", of_sets, signature)
-        with suppress(UserError):  # the file may be gone
-            sources, references, hypotheses = self._translated(best["checkpoint"])
-            for note in find_faults(hypotheses, [references], sources)[:1]:
-                logger.warning("data.valid: %s", note)
-        if self.history.outlook:
-            logger.info("%s", self.history.outlook)
-
-    def _translated(self, name: str) -> tuple[list[str], list[str], list[str]]:
-        """Return sources and references of the validation set, and its translations by the
-        checkpoint `name`; raises `UserError`.
-        """
-        sources = [line for text in self.valid for line in text.sources]
-        references = [line for text in self.valid for line in text.references]
-        return sources, references, list(reader.read_translations(self.run.path, name))
-
-    def _show_samples(self, name: str) -> None:
-        """Log the same few lines of the validation set each time, with their translations."""
-        texts = self._translated(name)
-        for index in medium_line_indices(texts[0], SAMPLES):
-            number = str(index + 1)  # shown on the first of three lines
-            for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
-                line = cut_to_width(lines[index], MAX_SAMPLE_LENGTH)
-                logger.info("%6s  %-11s  %s", number, title, line, extra={"is_cut": True})
-                number = ""
-
     def _average(self, step: int) -> list[str]:
         """Average the last scheduled checkpoints and return their names; return none if there are
         too few, or if this average has been validated.
@@ -363,6 +296,80 @@ class Validation:
         snapshot = self.checkpoints.snapshot(weights)
         device = str(self.learner.device)
         return unpack(snapshot, path, {}, device=device, check_stop=self.stop.check)
+
+
+class ScoreLog:
+    """What the log shows of a run's scores, and of the translations of its validation set."""
+
+    def __init__(self, session: Session, valid: list[ScoredText]) -> None:
+        self.config, self.run, self.valid = session.config, session.run, valid
+
+    def show_end(self, history: History, state: str, step: int) -> None:
+        """Log the end of a complete or stopped run: time, directory and best scores; if complete,
+        also test scores, notes on them, and the next commands.
+        """
+        path = self.run.path
+        last = self.config.train.max_steps
+        records = self.run.metrics.parse()[0]
+        if state != "complete":  # count up to now: the last record may be many steps old
+            records.append({"time": time.time()})
+        passed = duration(self.run.read(layout.RUN, Provenance), records)
+        after = f", {passed} after the run began" if passed else ""
+        reached = f"{step:,} of {last:,}"
+        if step > last:  # an earlier start had a larger limit
+            reached = f"{step:,} (train.max_steps: {last:,})"
+        elif state == "complete" and step < last:
+            reached += f" (ended by train.patience: {self.config.train.patience})"
+        logger.info("%s at step %s%s: %s", state, reached, after, path)
+        best = history.best
+        if best:
+            logger.info("best by %s: %s  %s", history.measure, best["checkpoint"], summary(best))
+        if state != "complete":
+            return
+        for name in filter(history.tests.get, self.config.data.test):
+            logger.info("test %s: %s", name, summary(history.tests[name]))
+        if best:
+            self._show_notes(history, best)
+        tag = self.config.data.valid_corpora[0].tag
+        command = ["mtrain", "translate", "-m", str(path), *(["--tag", tag] if tag else [])]
+        logger.info("next: %s", shlex.join(command))
+        logger.info("      mtrain report %s", quote_path(path))
+
+    def _show_notes(self, history: History, best: Entry) -> None:
+        """Log the signatures of the scores, and a likely fault of the best translations."""
+        scored = {f"valid.{i}": part for i, part in enumerate(best.get("parts") or ())}
+        scored = scored or {"valid": best}
+        scored |= {f"test {name}": entry for name, entry in history.tests.items()}
+        signed: dict[str, list[str]] = {}
+        for name, entry in scored.items():
+            signed.setdefault(entry["signature"], []).append(name)
+        for signature, names in signed.items():
+            of_sets = f" of {', '.join(names)}" if len(signed) > 1 else ""
+            logger.info("signature of BLEU%s: %s", of_sets, signature)
+        with suppress(UserError):  # the file may be gone
+            sources, references, hypotheses = self._translated(best["checkpoint"])
+            for note in find_faults(hypotheses, [references], sources)[:1]:
+                logger.warning("data.valid: %s", note)
+        if history.outlook:
+            logger.info("%s", history.outlook)
+
+    def _translated(self, name: str) -> tuple[list[str], list[str], list[str]]:
+        """Return sources and references of the validation set, and its translations by the
+        checkpoint `name`; raises `UserError`.
+        """
+        sources = [line for text in self.valid for line in text.sources]
+        references = [line for text in self.valid for line in text.references]
+        return sources, references, list(reader.read_translations(self.run.path, name))
+
+    def show_samples(self, name: str) -> None:
+        """Log the same few lines of the validation set each time, with their translations."""
+        texts = self._translated(name)
+        for index in medium_line_indices(texts[0], SAMPLES):
+            number = str(index + 1)  # shown on the first of three lines
+            for title, lines in zip(("source", "reference", "translation"), texts, strict=True):
+                line = cut_to_width(lines[index], MAX_SAMPLE_LENGTH)
+                logger.info("%6s  %-11s  %s", number, title, line, extra={"is_cut": True})
+                number = ""
 
 
 def _mean(parts: list[Entry]) -> Entry:
