@@ -148,7 +148,7 @@ class RunDirectory:
         files.write_text(self.path / layout.CONFIG, settings)
 
     def set_status(
-        self, state: str, step: int, reason: str = "", exit_code: int | None = None
+        self, state: State, step: int, reason: str = "", exit_code: int | None = None
     ) -> None:
         """Write `status.json`."""
         content = {"state": state, "exit_code": exit_code, "reason": reason, "step": step}
