@@ -180,7 +180,8 @@ def _checkpoint(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
 
 def _model(path: Path, name: str, run: Run | None) -> Iterator[Finding]:
     """Check the model of a checkpoint, its vocabulary and its settings."""
-    if run is None and not manifest.lists(path, layout.MODEL):
+    # not by its weights, which Marian names like a checkpoint's
+    if run is None and not manifest.lists(path, layout.CONFIG):
         manifest.verify(path)
         yield Finding(name, OK, f"{INTACT}: an exported model, not a checkpoint")
         return

@@ -440,13 +440,14 @@ def test_a_newest_checkpoint_that_is_gone_is_told(run: Path) -> None:
     assert (found.state, found.detail) == ("note", "missing: it would be trained again")
 
 
-def test_an_exported_model_is_checked_against_its_manifest(tmp_path: Path) -> None:
-    (tmp_path / "model.bin").write_bytes(b"weights")
+@pytest.mark.parametrize("name", ["model.bin", "model.safetensors"])  # CTranslate2, Marian
+def test_an_exported_model_is_checked_against_its_manifest(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"weights")
     manifest.seal(tmp_path)
     [finding] = verify(tmp_path)
     assert finding.state == "ok"
     assert "an exported model, not a checkpoint" in finding.detail
-    flip(tmp_path / "model.bin")
+    flip(tmp_path / name)
     [finding] = verify(tmp_path)
     assert finding.state == "damaged"
-    assert "model.bin" in finding.detail
+    assert name in finding.detail
