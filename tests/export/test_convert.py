@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ctranslate2
@@ -20,7 +21,7 @@ from mtrain.config.corpora import Corpus, HubCorpus, TextCorpus
 from mtrain.config.schema import Config, override_decode
 from mtrain.corpus import hub
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.export import convert, ctranslate2_format, marian_format
+from mtrain.export import convert, ctranslate2_format, marian_format, parity
 from mtrain.export.parity import Agreement, Difference, Engine
 from mtrain.runs import manifest
 from mtrain.runtime.errors import RefusedError, UserError
@@ -226,6 +227,40 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
     assert (tmp_path / "served" / "config.json").exists()
 
 
+def test_translations_that_differ_are_scored_by_the_model(loaded_model: LoadedModel) -> None:
+    """The lost log-probability, of which there is a warning, is that of the other translations."""
+    tokenizer, lines = loaded_model.tokenizer, {3: "bavo", 5: "celu dimar"}
+    nothing = Engine(
+        "other", tokenizer.encode, lambda rows, *_: [[] for _ in rows], tokenizer.decode
+    )
+    found = parity.compare(loaded_model, nothing, lines, 1, lambda number: None)
+    texts = list(lines.values())
+    decode = override_decode(loaded_model.decode, beam_size=1)
+    best = Translator(replace(loaded_model, decode=decode)).best(texts)
+    scores = [Scorer(loaded_model).score(texts, targets)[0] for targets in (best, ["", ""])]
+    expected = torch.tensor(scores).T
+    torch.testing.assert_close(torch.tensor([each.scores for each in found.differences]), expected)
+    assert found.lost == pytest.approx(float(expected[:, 0].sum() - expected[:, 1].sum()) / 2)
+    assert found.lost > 0.1
+
+
+def test_unknown_pieces_that_the_engine_leaves_out_are_no_difference(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"vocab_size": 90, "byte_fallback": False}
+    tokenizer = Tokenizer(train_tokenizer(lambda: SOURCES, **options))
+    loaded_model = LoadedModel(random_model(vocab_size=90), tokenizer, config.decode, config)
+    ids = [*tokenizer.encode(["bavo"])[0], tokenizer.unk_id]
+    [text] = tokenizer.decode([ids])
+    translated = [SimpleNamespace(text=text, score=-1.0)]
+    monkeypatch.setattr(parity.Translator, "translate", lambda *_: ([translated], []))
+    engine = Engine(
+        "other", tokenizer.encode, lambda *_: [ids], lambda rows: tokenizer.decode([rows[0][:-1]])
+    )
+    found = parity.compare(loaded_model, engine, {1: "celu"}, 1, lambda number: None)
+    assert (found.differences, found.decoded) == ([], [1])
+
+
 @pytest.mark.parametrize(
     ("beam_size", "lines", "different", "is_equal"),
     [
@@ -387,6 +422,19 @@ def test_without_lines_to_compare_on_a_sample_can_be_named(
         config = config.model_copy(update={"data": data})
     with pytest.raises(UserError, match=message):
         write(replace(loaded_model, config=config), tmp_path / "served", sample=sample)
+
+
+def test_lines_of_the_validation_set_are_named_by_their_numbers(
+    loaded_model: LoadedModel, tmp_path: Path
+) -> None:
+    """Blank lines count, but are not translated."""
+    paths = {"src": tmp_path / "src", "tgt": tmp_path / "tgt"}
+    paths["src"].write_text("bavo\n\ncelu\nfosi\n")
+    paths["tgt"].write_text("a\nb\n\nd\n")
+    valid = TextCorpus(**{side: str(path) for side, path in paths.items()})
+    data = loaded_model.config.data.model_copy(update={"valid": valid})
+    config = loaded_model.config.model_copy(update={"data": data})
+    assert convert._read_sample(config, None) == {1: "bavo", 3: "celu", 4: "fosi"}
 
 
 def test_a_missing_sample_is_refused_without_advice_to_give_one(
