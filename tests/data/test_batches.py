@@ -378,6 +378,7 @@ def test_each_pool_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = TokenBatches(store, 600, 1, IDS, 1, row_widths=[64])
     for epoch in (0, 0, 1, 2):
         batches.plan(epoch, 0)
+    assert list(batches.planned) == [(2, 0), (3, 0)]  # the next one is prepared, the others freed
     batches.close()
     batches.executor.shutdown(wait=True)
     assert set(planned.values()) == {1}
