@@ -146,6 +146,14 @@ def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
     assert "source" not in str(without)
 
 
+def test_without_case_capital_letters_make_no_line_better() -> None:
+    systems = [("a", ["THE BOAT"]), ("b", ["the boat"])]
+    options = {"metrics": ["chrf"], "tokenize": "13a", "max_lines": 1}
+    for lowercase, better in ((False, 1), (True, 0)):
+        found = compare.compare(systems, [["the boat"]], [], lowercase=lowercase, **options)
+        assert len(found.contrasts[1]["better"]) == better
+
+
 def test_columns_stand_below_each_other_after_names_of_wide_characters() -> None:
     systems = [("日本語の訳文", ["a b c d"] * 12), ("b", ["a b c"] * 12)]
     options = {"metrics": ["chrf"], "tokenize": "13a", "lowercase": False, "max_lines": 1}
@@ -165,6 +173,9 @@ def test_equal_systems_and_few_lines_are_never_significant() -> None:
     assert same["better"] == same["worse"] == []
     assert "Lines that b" not in str(result)
     assert better["chrf"]["bootstrap"]["significant"] is True
+    for count, is_significant in ((9, False), (10, True)):
+        result = compared([["xx"] * count, reference[:count]], reference[:count])
+        assert result.tests["chrf"][1][1].is_significant is is_significant
     result = compared([["a boat"], ["the boat"]], ["the old boat"])
     assert result.as_json()["systems"][1]["chrf"]["bootstrap"]["significant"] is False
     assert "*" not in str(result).split("* p <=")[0]

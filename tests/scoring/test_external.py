@@ -93,6 +93,7 @@ def test_variables_of_mtrain_s_own_processes_are_not_passed_on(
         ("print(1); print(2)", r"printed '1\\n2', not one number; "),
         ("print('nan')", "printed 'nan', not one number; "),
         ("print('inf')", "printed 'inf', not one number; "),
+        ("import os; os.write(1, b'caf\\xe9')", "printed 'caf\ufffd', not one number; "),
     ],
 )
 def test_a_program_that_fails_ends_the_run(code: str, message: str) -> None:

@@ -136,6 +136,9 @@ def test_an_interval_changes_no_score_and_wants_a_seed(monkeypatch: pytest.Monke
     plain = score("bleu", HYPOTHESIS, [REFERENCE])
     assert plain.ci is None
     assert plain.score == score("bleu", HYPOTHESIS, [REFERENCE], interval=True).score
+    for seed in ("7", "None"):  # None: resamples that nobody can repeat
+        monkeypatch.setenv("SACREBLEU_SEED", seed)
+        assert score("chrf", ["a boat"], [["a boat"]], interval=True).ci is not None
     for seed in ("abc", "-1", "1.5", "", "9" * 5000):
         monkeypatch.setenv("SACREBLEU_SEED", seed)
         assert score("chrf", ["a boat"], [["a boat"]]).score == pytest.approx(100)

@@ -263,6 +263,7 @@ def test_lengths(lines: list[str]) -> None:
         note = notes(changed[:60] + lines[60:], lines)[kind]
         assert note.lines == 60
         assert f"look at the lines; {advice} decode.length_penalty of a beam search" in str(note)
+    assert ["short" in notes(short[:count], lines[:count]) for count in (9, 10)] == [False, True]
     assert find_faults(short, [lines, short], []) == []
     assert find_faults(lines, [lines, [line[:1] for line in lines]], []) == []
     assert "long" not in notes([" ".join(line) for line in lines], lines)
