@@ -227,6 +227,36 @@ def test_text_that_the_engine_encodes_or_decodes_otherwise_is_named(
     assert (tmp_path / "served" / "config.json").exists()
 
 
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+@pytest.mark.parametrize("form", [ctranslate2_format, marian_format])
+@pytest.mark.parametrize(
+    ("likely", "longest"), [("eos_id", 2), ("pad_id", 10), ("bos_id", 10), (None, 60)]
+)
+def test_limits_and_special_pieces_are_those_of_mtrain(
+    tokenizer: Tokenizer, config: Config, tmp_path: Path, form: Any, likely: str, longest: int
+) -> None:
+    """Empty translations, those that reach the limit, padding and bos that a model finds likely;
+    there are positions for the longest sources and translations.
+    """
+    model = random_model(vocab_size=tokenizer.vocab_size, tie_embeddings="none")
+    norm = model.decoder_layers[-1].feed_norm
+    with torch.no_grad():
+        norm.weight.zero_()  # each step has the same probabilities
+        model.output.weight[tokenizer.eos_id] = -9 * norm.bias
+        if likely:
+            model.output.weight[getattr(tokenizer, likely)] = 99 * norm.bias
+    options = {"max_source_length": 50, "max_len_a": 0.0, "max_len_b": longest}
+    decode = override_decode(config.decode, **options)
+    loaded_model = LoadedModel(model, tokenizer, decode, config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ctranslate2_format, "MAX_TOKENS", 4)
+        form.write(tmp_path, loaded_model, "float32")
+    engine, lines = form.load(tmp_path, tokenizer), dict(enumerate(SOURCES[:6], 1))
+    found = parity.compare(loaded_model, engine, lines, 1, lambda number: None)
+    assert found.differences == []
+    assert found.tokens == len(lines) * (1 if likely == "eos_id" else longest + 1)
+
+
 def test_translations_that_differ_are_scored_by_the_model(loaded_model: LoadedModel) -> None:
     """The lost log-probability, of which there is a warning, is that of the other translations."""
     tokenizer, lines = loaded_model.tokenizer, {3: "bavo", 5: "celu dimar"}
@@ -343,6 +373,17 @@ def test_a_place_that_cannot_be_written_is_named(loaded_model: LoadedModel, tmp_
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/served: cannot write: "):
         write(loaded_model, tmp_path / "file" / "served")
+
+
+@pytest.mark.parametrize("to", sorted(convert.FORMATS))
+def test_an_output_that_exists_is_refused_before_anything_is_compared(
+    loaded_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
+    monkeypatch.setattr(convert, "compare", None)
+    output = tmp_path / "a.argosmodel"
+    output.write_text("")
+    with pytest.raises(RefusedError, match=r"a\.argosmodel: exists already"):
+        write(loaded_model, output, to=to)
 
 
 @pytest.mark.parametrize("to", sorted(convert.FORMATS))
