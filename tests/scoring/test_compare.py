@@ -146,6 +146,13 @@ def test_lines_that_differ_most_are_shown_in_either_direction() -> None:
     assert "source" not in str(without)
 
 
+def test_invisible_characters_of_lines_are_spelled_out() -> None:
+    texts = [["a\x1b[2J boat"], ["the old boat"]]
+    shown = str(compared(texts, ["the old boat"], sources=["s\u202e"]))
+    assert r"a\x1b[2J boat" in shown
+    assert r"s\u202e" in shown
+
+
 def test_without_case_capital_letters_make_no_line_better() -> None:
     systems = [("a", ["THE BOAT"]), ("b", ["the boat"])]
     options = {"metrics": ["chrf"], "tokenize": "13a", "max_lines": 1}

@@ -105,6 +105,13 @@ def test_a_program_that_fails_ends_the_run(code: str, message: str) -> None:
     assert caught.value.exit_code == EXIT_FAILED
 
 
+@pytest.mark.parametrize("code", ["print('x' * 9999)", "raise SystemExit('x' * 9999)"])
+def test_long_output_of_a_program_that_fails_is_shown_in_short(code: str) -> None:
+    with pytest.raises(UserError) as caught:
+        score(code)
+    assert str(caught.value).count("x" * 200) == 1
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs that is not waiting to be collected."""
     try:

@@ -80,6 +80,8 @@ def test_lines_in_another_order() -> None:
     assert order.lines == 292  # two windows of 150 lines, 8 of them in both
     assert order.first[0] > 560  # the window in which it begins
     assert find_faults(late, [lines, late], []) == []
+    one_empty = with_lines(late, lambda line: "", 5)
+    assert list(notes(one_empty, lines)) == ["order", "empty"]  # the first one sums them up
 
 
 def test_empty_lines() -> None:
@@ -133,6 +135,8 @@ def test_one_translation_of_many_sources() -> None:
         assert note.advice.startswith("the model has hardly learned")
     repeated = with_lines(SOURCE, lambda line: "ΠΛΟΙΟ" + " " * len(line), *range(20, 40))
     assert "same" not in notes(hypotheses, sources=repeated)  # they are no different sources
+    long = with_lines(REFERENCE, lambda line: "a very long translation " * 99, *range(20, 40))
+    assert len(notes(long)["same"].what) < 130
     right = ["Yes."] * 30
     assert "1 boat" in notes(hypotheses + right, REFERENCE + right, [])["same"].what
     assert notes(REFERENCE + right, REFERENCE + ["Yes. "] * 30, []) == {}
@@ -154,6 +158,9 @@ def test_another_script_than_the_references() -> None:
     assert found["script"].advice == "check the file; a model may need more training"
     mixed = with_lines(CHINESE, lambda line: "apt-get " + line[:2], 5, 6, 7)
     assert notes(mixed, mixed) == {}
+    one_letter = with_lines(CHINESE, lambda line: line * 2 + "A", 5, 6, 7)
+    changed = with_lines(one_letter, lambda line: "the harbour lies here", 5, 6, 7)
+    assert notes(changed, one_letter)["script"].lines == 3
     assert notes(unspaced(100, GREEK), REFERENCE)["script"].lines == 100
     assert "script" not in notes(unspaced(100, KANA), unspaced(100, HAN))  # Japanese mixes them
     assert "script" not in notes(with_lines(CHINESE, lambda line: "OK", 5, 6, 7), CHINESE)
