@@ -181,6 +181,14 @@ def test_blank_pairs_of_a_set_are_not_in_the_training_text(
     assert refusal(load_config(tiny_config(**settings))) == ""
 
 
+def test_blank_lines_and_copies_are_no_repetitions(
+    tiny_config: TinyConfig, write: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [*PAIRS, *[("", "")] * 30, *((src, "") for src, _ in PAIRS[:30]), *[("OK", "OK")] * 30]
+    assert refusal(load_config(tiny_config(**{"data.train": [write("t", rows)]}))) == ""
+    assert "the same" not in caplog.text
+
+
 CHANGES: dict[str, Callable[[str], str]] = {
     "end": lambda text: text.rstrip(".?!"),
     "case": str.upper,
