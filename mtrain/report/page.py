@@ -279,7 +279,9 @@ def _add_translation_notes(report: Report, lines: list[Sample]) -> None:
     if best is None or not lines:
         return
     with report.note_failure("scores", "The translations were not checked"):
-        hypotheses = list(reader.read_translations(report.run.path, best["checkpoint"]))
+        # cut as the sources and references are, or long lines would seem too long
+        translations = reader.read_translations(report.run.path, best["checkpoint"])
+        hypotheses = list(map(_cut, translations))
         if len(hypotheses) == len(lines):
             sources, references = ([line.texts[i][2] for line in lines] for i in (0, 1))
             report.translation_notes = find_faults(hypotheses, [references], sources)

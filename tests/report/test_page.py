@@ -210,6 +210,17 @@ def test_what_looks_wrong_with_translations_is_shown(copy: Path) -> None:
     assert any(each.startswith("The translations were not checked") for each in found)
 
 
+def test_long_lines_are_shown_in_short_and_not_called_too_long(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "MAX_LETTERS", 5)
+    best = json.loads((copy / "best.json").read_text())["best"]["checkpoint"]
+    (copy / "validation" / f"{best}.txt").write_text("".join(f"{tgt}\n" for _, tgt in VALID))
+    found = report.collect_report(copy, ["bavo"])
+    assert {len(text) for sample in found.samples for *_, text in sample.texts} <= {*range(6), 9}
+    assert found.translation_notes == []
+
+
 def test_nothing_long_is_cut_off_at_the_side(page: str) -> None:
     """Signatures and hashes are folded away and wrap, as the config does; tables of scores fit."""
     folded = re.findall(r"<details>.*?</details>", page, re.DOTALL)
