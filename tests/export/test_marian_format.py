@@ -84,6 +84,23 @@ def test_the_direction_is_that_of_the_lines_compared(
     assert (stored["source_lang"], stored["target_lang"]) == (data.src_lang, data.tgt_lang)
 
 
+@pytest.mark.parametrize(("tag", "is_read"), [(">>ba<<", True), ("<2ba>", False), (">>ba", False)])
+def test_tags_that_the_library_does_not_read_are_warned_of(
+    loaded_model: LoadedModel,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    tag: str,
+    is_read: bool,
+) -> None:
+    data = loaded_model.config.data
+    train = [data.train[0].model_copy(update={"tag": tag})]
+    config = loaded_model.config.model_copy(
+        update={"data": data.model_copy(update={"train": train})}
+    )
+    marian_format.write(tmp_path, replace(loaded_model, config=config), "float32")
+    assert (f"MarianTokenizer does not read {tag}: " in caplog.text) == (not is_read)
+
+
 # --- The model -------------------------------------------------------------------------------
 
 

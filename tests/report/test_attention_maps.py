@@ -63,6 +63,15 @@ def test_maps_are_the_weights_of_the_model_for_its_own_translation(
         assert each.weights.shape == (len(each.rows), len(each.columns))
 
 
+def test_long_tokens_are_shown_in_short(
+    loaded_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maps, "MAX_LETTERS", 1)
+    (sentence,) = maps.compute_maps(loaded_model, [(LINE, "zwent")], Selection(heads=(0,)))
+    for each in sentence.maps:
+        assert {len(token) for token in each.rows + each.columns} == {1}
+
+
 def test_axes_are_queries_and_keys(loaded_model: LoadedModel) -> None:
     (sentence,) = maps.compute_maps(loaded_model, [(LINE, "zwent yalch")], Selection(heads=(0,)))
     by_kind = {each.kind: each for each in sentence.maps}
