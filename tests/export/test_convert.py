@@ -277,8 +277,7 @@ def test_translations_that_differ_are_scored_by_the_model(loaded_model: LoadedMo
 def test_unknown_pieces_that_the_engine_leaves_out_are_no_difference(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"vocab_size": 90, "byte_fallback": False}
-    tokenizer = Tokenizer(train_tokenizer(lambda: SOURCES, **options))
+    tokenizer = make_tokenizer(SOURCES, vocab_size=90, byte_fallback=False)
     loaded_model = LoadedModel(random_model(vocab_size=90), tokenizer, config.decode, config)
     ids = [*tokenizer.encode(["bavo"])[0], tokenizer.unk_id]
     [text] = tokenizer.decode([ids])
