@@ -10,9 +10,7 @@ from mtrain.config.schema import Config, DataConfig, TrainConfig
 from mtrain.runtime.log import logger
 
 SPECIAL = re.compile("<pad>|<unk>|</?s>|<0x[0-9A-F]{2}>")  # pieces of every vocabulary
-# White space and the sign by which sentencepiece replaces it, and the message for a tag or symbol.
-SPACE = re.compile(r"[\s\u2581]")
-SPACED = "{!r} contains white space, which a piece cannot contain; remove it"
+SPACED = "{!r} contains white space, which a piece cannot contain; remove it"  # of a tag or symbol
 
 
 def conflicts(config: Config) -> Iterator[tuple[str, str]]:
@@ -51,7 +49,7 @@ def _corpus_conflicts(data: DataConfig) -> Iterator[tuple[str, str]]:
     for key, corpus in data.corpora.items():
         if SPECIAL.fullmatch(corpus.tag or ""):
             yield f"{key}.tag", f"{corpus.tag} is a special piece already; use another tag"
-        elif SPACE.search(corpus.tag or ""):
+        elif re.search(r"[\s\u2581]", corpus.tag or ""):
             yield f"{key}.tag", SPACED.format(corpus.tag)
         if corpus.weight != 1 and not key.startswith("data.train."):
             yield f"{key}.weight", "works in data.train only; scored sets keep every line"
@@ -133,7 +131,7 @@ def new_conflicts(config: Config) -> Iterator[tuple[str, str]]:
             )
             yield f"data.test.{name}", text
     for symbol in config.tokenizer.user_symbols:
-        if SPACE.search(symbol):
+        if re.search(r"\s", symbol):
             yield "tokenizer.user_symbols", SPACED.format(symbol)
 
 

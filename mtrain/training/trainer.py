@@ -11,7 +11,7 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,9 @@ def slice_seed(seed: int, step: int, index: int, slice_index: int) -> int:
 
 @dataclass
 class Clock:
-    """Measures the speed of training; replaced by a new one after loading and validation."""
+    """Counts the work since its start, for the speed without loading and validation."""
 
-    started: float = field(default_factory=time.monotonic)
+    started: float  # in seconds of `time.monotonic`
     steps: int = 0
     tokens: int = 0
 
@@ -77,7 +77,7 @@ class Trainer:
         self.rate = make_schedule(config.train, config.model.d_model)
         self.progress = Progress(self.optimizer.losses.clone())
         self.request: Request | None = None  # to stop, agreed by all ranks
-        self.clock = Clock()
+        self.clock = Clock(time.monotonic())
 
     def _token_batches(self) -> TokenBatches:
         """Return the training stream, with what changes its pairs in each epoch."""
@@ -174,7 +174,7 @@ class Trainer:
         """Take steps until the last one, the end of patience or a stop."""
         self.ranks.on_all_ranks(self.learner.warm_up)
         stream = self.micro_batches()
-        self.clock = Clock()
+        self.clock = Clock(time.monotonic())
         last_step = self.config.train.max_steps
         bar = progress_bar(last_step, "step", "training", self.progress.step)
         with bar, ExitStack() as stack:
@@ -314,7 +314,7 @@ class Trainer:
         logger.info("%s", text, extra={"shown_on_bar": True})
         progress.sums.zero_()
         progress.sum_tokens = 0
-        self.clock = Clock()
+        self.clock = Clock(time.monotonic())
 
     def _save(self) -> None:
         """Save a checkpoint of this step."""
@@ -333,4 +333,4 @@ class Trainer:
             return
         self.validation.validate(step)
         self.checkpoints.prune(self.validation.best_names)
-        self.clock = Clock()
+        self.clock = Clock(time.monotonic())
