@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import cache
 from unicodedata import normalize
 
 import numpy as np
@@ -76,6 +77,7 @@ _WINDOWS_1251 = re.compile(
 )
 # Encodings of other scripts in which UTF-8 may be read without errors, such as "鏂囦欢" for "文件".
 _LEGACY_ENCODINGS = ["gbk", "cp932", "koi8_u", "iso8859_5", "cp1253", "cp1255", "cp1256"]
+_NOT_ASCII = re.compile("[^\0-\x7f\ufffd]+")
 # Characters of a text that are decoded again, and different ones that must result.
 MAX_READ, MIN_DIFFERENT = 100, 4
 # A question mark between letters of a word, but not one that ends a sentence.
@@ -398,14 +400,21 @@ def _find_mojibake(text: str, words: str, *, is_latin: bool) -> int | None:
     return _find_misread_utf8(text) if found is None else found
 
 
+@cache
+def _legacy_encodings(character: str) -> list[str]:
+    """Return the encodings in which a character begins with a byte that begins one in UTF-8."""
+    first = {encoding: character.encode(encoding, "ignore")[:1] for encoding in _LEGACY_ENCODINGS}
+    return [encoding for encoding, byte in first.items() if b"\xc2" <= byte <= b"\xf4"]
+
+
 def _find_misread_utf8(text: str) -> int | None:
     """Find the first character that is not ASCII, if nearly all such characters are UTF-8 that was
     read in an encoding of another script.
     """
-    odd = "".join(char for char in text if "\x7f" < char != "\ufffd")[:MAX_READ]
+    odd = "".join(_NOT_ASCII.findall(text))[:MAX_READ]
     if len(odd) < MIN_DIFFERENT:
         return None
-    for encoding in _LEGACY_ENCODINGS:
+    for encoding in _legacy_encodings(odd[0]):
         try:
             data = odd.encode(encoding)
         except UnicodeEncodeError:

@@ -5,8 +5,9 @@ from html.entities import name2codepoint
 
 # Marks of subwords, and tokens such as @-@ for punctuation within a word or a number. `Ġ` begins
 # the pieces of byte-level BPE; in Maltese it is a letter, but seldom begins two words in a row.
+# Each alternative begins with a certain character: the search skips all others (15 times as fast).
 SUBWORDS = re.compile(
-    r"(?:^|\w)@@(?=\s|$)|▁|￭|</w>|(?:^|\s)##\w|(?:^|\s)@[-,.:/&]@(?=\s|$)|(?:^|\s)Ġ\w+ Ġ\w"
+    r"@@(?<!\W@@)(?=\s|$)|▁|￭|</w>|##(?<!\S##)\w|@[-,.:/&]@(?<!\S@.@)(?=\s|$)|Ġ(?<!\SĠ)\w+ Ġ\w"
 )
 # The last line has entities that were split into tokens, or lost a part.
 ENTITIES = re.compile(

@@ -216,7 +216,8 @@ def _repetitions(sources: Sequence[str], targets: Sequence[str]) -> Iterator[str
 
 def _without_numbers(pair: Pair) -> Pair:
     """Return a pair without its numbers, unless a text has few letters, as dates have."""
-    if min(sum(map(str.isalpha, text)) for text in pair) < MIN_LETTERS:
+    has_numbers = any(map(_DIGITS.search, pair))
+    if not has_numbers or min(sum(map(str.isalpha, text)) for text in pair) < MIN_LETTERS:
         return pair
     src, tgt = (_DIGITS.sub("", text) for text in pair)
     return src, tgt

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import groupby, product
+from itertools import groupby
 from operator import itemgetter
 from typing import Generic, NamedTuple, TypeVar
 
@@ -34,8 +34,8 @@ MIN_HAN, MAX_HAN_WORD = 8, 4
 FITS, DIFFERS = math.log((1 - RARE) / COMMON), math.log(RARE / COMMON)
 # Not the commas and periods of Arabic and of the scripts of India: many writers put spaces before
 # these in plain text. A word may end in an accent or a vowel sign.
-SPACE_BEFORE_MARK = regex.compile(r"[\w\p{M}] [,.\u3001\u3002\uff0c](?!\S)")
-MARK = regex.compile(r"[\w\p{M}] ?[,.\u3001\u3002\uff0c](?!\S)")
+SPACE_BEFORE_MARK = regex.compile(r" [,.\u3001\u3002\uff0c](?!\S)(?<=[\w\p{M}]..)")
+MARK = regex.compile(r"[,.\u3001\u3002\uff0c](?!\S)(?<=[\w\p{M}] ?.)")
 # Georgian letters count as lower case, but sentences do not begin with their capital letters.
 _SENTENCE_END = regex.compile(
     r"(?!\p{Georgian})[\p{Lu}\p{Ll}]\p{M}*\s?\p{Sentence_Terminal}[\p{P}\s]*\Z"
@@ -47,8 +47,8 @@ _MAX_END = 20  # last characters of a text, in which the end of a sentence is lo
 _SPACE_IN_HAN = regex.compile(r"\p{Han} (?=\p{Han})")
 _HAN = regex.compile(r"\p{Han}")
 _NUMBER = re.compile(r"\s{0,9}\d")
-_FULL_WIDTH = re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
-_LATIN_OR_DIGIT = re.compile(f"[0-9A-Za-z]|{_FULL_WIDTH.pattern}")
+_WIDE = "\uff10-\uff19\uff21-\uff3a\uff41-\uff5a"
+_FULL_WIDTH, _LATIN_OR_DIGIT = re.compile(f"[{_WIDE}]"), re.compile(f"[0-9A-Za-z{_WIDE}]")
 # Not letters that several scripts use, such as the apostrophe of Uzbek.
 _OTHER_THAN_LATIN = regex.compile(r"(?V1)[\p{L}--[\p{Latin}\p{Common}]]")
 
@@ -56,6 +56,7 @@ Languages = tuple[str, str]  # of source and target
 Sides = tuple[Sequence[str], Sequence[str]]  # texts of both sides
 Text = tuple[str, str]  # with the text of the other side
 Owner = TypeVar("Owner")  # a corpus
+Row = tuple[tuple[Owner, int], int, Text]  # corpus and side, number, text
 Flags = NDArray[np.bool_]
 
 
@@ -207,28 +208,35 @@ def odd_parts(
     """Yield the parts of the training text that are prepared differently from the other training
     texts of their language, which are at least as many. Each corpus has the numbers of its rows.
     """
-    groups = defaultdict[tuple[str, int], list[tuple[tuple[Owner, int], int, Text]]](list)
+    groups = defaultdict[tuple[str, int], list[Row[Owner]]](list)
     for owner, languages, numbers, sides in corpora:
         for side in (0, 1):
             rows = zip(numbers, _texts_of(sides, side), strict=True)
             group = groups[_group(languages, side)]
             group += [((owner, side), number, text) for number, text in rows]
-    for (group_key, all_rows), (name, style) in product(groups.items(), STYLES.items()):
-        language, _ = group_key
-        relevant = [row for row in all_rows if style.is_relevant(*row[2])]
-        has_style = np.array([bool(style.has(text)) for _, _, (text, _) in relevant], bool)
-        for part, rest in _parts_of(has_style):
-            here = has_style[part].mean()
-            for (owner, side), own_rows in groupby(relevant[part], itemgetter(0)):
-                numbers = [number for _, number, _ in own_rows]
-                if len(numbers) < MIN_ROWS:
-                    continue
-                message = (
-                    f"{here:.0%} of the {('sources', 'targets')[side]}{style.condition} have "
-                    f"{name}, against {rest:.0%} of the other training texts in {language}; "
-                    f"prepare them alike, {style.advice}"
-                )
-                yield OddPart(owner, side, numbers[0], numbers[-1], message)
+    for (language, _), all_rows in groups.items():
+        for name, style, relevant in _by_style(all_rows):
+            has_style = np.array([bool(style.has(text)) for _, _, (text, _) in relevant], bool)
+            for part, rest in _parts_of(has_style):
+                here = has_style[part].mean()
+                for (owner, side), own_rows in groupby(relevant[part], itemgetter(0)):
+                    numbers = [number for _, number, _ in own_rows]
+                    if len(numbers) < MIN_ROWS:
+                        continue
+                    message = (
+                        f"{here:.0%} of the {('sources', 'targets')[side]}{style.condition} have "
+                        f"{name}, against {rest:.0%} of the other training texts in {language}; "
+                        f"prepare them alike, {style.advice}"
+                    )
+                    yield OddPart(owner, side, numbers[0], numbers[-1], message)
+
+
+def _by_style(rows: list[Row[Owner]]) -> Iterator[tuple[str, Style, list[Row[Owner]]]]:
+    """Yield the name of each style, the style, and the rows whose texts are relevant for it."""
+    for is_relevant, styles in groupby(STYLES.items(), lambda item: item[1].is_relevant):
+        relevant = [row for row in rows if is_relevant(*row[2])]
+        for name, style in styles:
+            yield name, style, relevant
 
 
 def _parts_of(has_style: Flags) -> list[tuple[slice, float]]:
