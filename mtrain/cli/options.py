@@ -66,6 +66,11 @@ def file(text: str, *names: str, metavar: str = "FILE", complete: Any = None) ->
     return value(metavar, text, *names, parser=as_path, complete=complete)
 
 
+def text_file(text: str, *names: str) -> Any:
+    """Return an option for a file of text, or `-` for stdin."""
+    return value("FILE", f"{text}; `-` is stdin.", *names, parser=as_input)
+
+
 def model(text: str) -> Any:
     """Return the option for a run or checkpoint directory."""
     return file(text, "--model", "-m", metavar="DIR", complete=completion.runs)
@@ -216,14 +221,12 @@ RunAndTexts = Annotated[
 ]
 NBEST = "Print the N best (or N samples) as index, score and text, separated by tabs."
 NBest = Annotated[int | None, value("N", NBEST, min=1, max=1000)]
-Source = Annotated[Path | None, file("Source text.", "--source", "-s")]
+Source = Annotated[Path | None, text_file("Source text", "--source", "-s")]
 Reference = Annotated[
-    list[Path] | None, file("Reference translation. Repeat it for several.", "--reference", "-r")
+    list[Path] | None,
+    text_file("Reference translation (repeat it for several)", "--reference", "-r"),
 ]
-Hypothesis = Annotated[
-    Path | None,
-    value("FILE", "Translation to score, without a model; `-` is stdin.", parser=as_input),
-]
+Hypothesis = Annotated[Path | None, text_file("Translation to score, without a model")]
 RunSet = Annotated[
     str | None,
     value(

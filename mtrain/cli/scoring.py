@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mtrain.cli import opening, options
-from mtrain.cli.options import file, path, value
+from mtrain.cli.options import file, path, text_file, value
 from mtrain.cli.streams import check_output, print_json, print_text
 from mtrain.config.languages import FETCHED, BleuTokenizer, language_code, tokenizer_for
 from mtrain.runtime import log
@@ -218,8 +218,8 @@ def _check_eval_inputs(
     }
 )
 def score(
-    source: Annotated[Path, file("Source text.", "--source", "-s")],
-    target: Annotated[Path, file("Its translation, line by line.", "--target", "-t")],
+    source: Annotated[Path, text_file("Source text", "--source", "-s")],
+    target: Annotated[Path, text_file("Its translation, line by line", "--target", "-t")],
     run: options.Run = None,
     model: options.Models = None,
     json_: options.Json = False,

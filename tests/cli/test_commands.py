@@ -1060,6 +1060,33 @@ def test_score_takes_pipes_and_refuses_files_of_other_lengths(
     assert f"{pipe}: ends after line 2, but {places['src']} has more; they must" in result.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "score {run} -s {src} -t {read}",
+        "score {run} -s {read} -t {src}",
+        "eval --hypothesis {read} -r {src}",
+        "eval --hypothesis {src} -r {read}",
+        "eval --hypothesis {src} -r {src} -s {read}",
+    ],
+)
+def test_text_to_score_may_come_from_stdin(
+    command: Command, run_dir: Path, places: dict[str, Path], arguments: str
+) -> None:
+    def result(read: str | Path) -> Result:
+        names = {"run": run_dir, "src": places["src"], "read": read}
+        return command(*(word.format(**names) for word in arguments.split()))
+
+    own = os.dup(0)
+    with places["ref"].open("rb") as file:
+        os.dup2(file.fileno(), 0)
+    try:
+        assert result("-") == result(places["ref"])
+    finally:
+        os.dup2(own, 0)
+        os.close(own)
+
+
 @pytest.mark.slow
 def test_eval_scores_the_run_s_own_sets(
     command: Command,
