@@ -148,8 +148,9 @@ def verify(directory: Path, *needed: str) -> list[str]:
     entries = _read_manifest(directory)
     for name in needed:
         if name not in entries:
-            text = f"does not list {name}, which a checkpoint needs"
-            raise DamagedError(f"{directory / NAME}: {text}")
+            text = f"not a checkpoint: its {NAME} does not list {name}"
+            advice = "if it is an exported model, name the run that it was made from"
+            raise DamagedError(f"{directory}: {text}; {advice}")
     for name, entry in entries.items():
         file = directory / name
         try:

@@ -462,6 +462,14 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     layout.refuse_prepared(tmp_path / "begun")
 
 
+@pytest.mark.parametrize("name", ["model.bin", "model.safetensors"])  # CTranslate2, Marian
+def test_an_exported_model_is_refused_with_what_to_name_instead(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"weights")
+    manifest.seal(tmp_path)
+    with pytest.raises(UserError, match="exported model, name the run that it was made from"):
+        checkpoint.load_resolved(tmp_path)
+
+
 def test_a_damaged_checkpoint_names_the_newest_good_one(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (10, 20, 30, 40)]
     for path in paths[2:]:
