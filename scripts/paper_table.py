@@ -50,7 +50,7 @@ def measure(run: Path, base: Path) -> tuple[str, float, float, int, float]:
     changes = changed_keys(load_stored_config(base / layout.CONFIG), config)
     text = ", ".join(f"{key.split('.')[1]} {new}" for key, _, new in changes if "." in key)
     last = json.loads((run / layout.BEST).read_text())["history"][-1]
-    weights = checkpoint.load(checkpoint.resolve(run)).weights
+    weights = checkpoint.load(reader.resolve(run)).weights
     records = map(json.loads, (run / layout.METRICS).read_text().splitlines())
     times = [record["time"] for record in records if "train/loss" in record]
     intervals = [later - earlier for earlier, later in pairwise(times)]

@@ -36,10 +36,10 @@ PACKAGES = {
         "check translation data scoring runs corpus config runtime", "page attention_maps"
     ),
     "export": Row("translation data scoring model runs corpus config runtime", ALL),
-    "check": Row("training data scoring runs corpus config runtime", "checker diagnosis"),
+    "check": Row("training data scoring runs corpus config runtime", "diagnosis"),
     "training": Row("translation data scoring model runs corpus config runtime", ALL),
     "translation": Row("data scoring model runs corpus config runtime", ALL),
-    "data": Row("scoring runs corpus config runtime", "batches prepare vocabulary"),
+    "data": Row("scoring runs corpus config runtime", "batches"),
     "scoring": Row("corpus config runtime"),
     "runs": Row("corpus config runtime", "checkpoint"),
     "model": Row("config runtime", ALL),

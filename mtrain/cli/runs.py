@@ -108,7 +108,7 @@ def average(
     from mtrain.runs.layout import refuse_run_files
 
     refuse_run_files(output)
-    checkpoint.directory_of(run)  # first, because a path that is not a run lacks a config, too
+    reader.directory_of(run)  # first, because a path that is not a run lacks a config, too
     train = reader.read_settings(run)[1].train
     with stopped_by_signals():
         paths = checkpoint.average_run(run, last, output, train)

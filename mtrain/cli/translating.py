@@ -89,10 +89,10 @@ def _prompting(
     source: Iterator[bytes], translator: "Translator", models: list[Path]
 ) -> Iterator[bytes]:
     """Log the directions and checkpoints; return the lines of a terminal, each with a prompt."""
-    from mtrain.runs import checkpoint
+    from mtrain.runs import reader
 
     directions = ", ".join(f"{src} -> {tgt}" for src, tgt in translator.loaded.directions)
-    checkpoints = ", ".join(str(checkpoint.resolve(path)) for path in models)
+    checkpoints = ", ".join(str(reader.resolve(path)) for path in models)
     log.logger.info("%s, by %s", directions, checkpoints)
     log.logger.info("One sentence per line; Ctrl-D ends.")
     return prompting(source)

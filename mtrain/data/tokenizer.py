@@ -17,7 +17,7 @@ from mtrain.config.corpora import MAX_PIECE_LENGTH
 from mtrain.config.schema import TokenizerConfig
 from mtrain.corpus.lines import MAX_TEXT_LENGTH, decode_lines, shorten_text, strip_line_ends
 from mtrain.corpus.parquet import read_number
-from mtrain.runs import layout, manifest
+from mtrain.runs import layout, manifest, reader
 from mtrain.runtime.errors import UserError, reason_not_opened, thread_limit_error
 from mtrain.runtime.log import warn_of_counts
 
@@ -329,10 +329,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         path / layout.CHECKPOINTS
     )
     if is_sealed or not (path / layout.TOKENIZER).exists():  # not a run without checkpoints
-        from mtrain.runs import checkpoint  # loads torch
-
-        path = checkpoint.resolve(path)
-        with checkpoint.naming_intact(path):
+        path = reader.resolve(path)
+        with reader.naming_intact(path):
             manifest.verify(path, layout.TOKENIZER)
     return Tokenizer.load(path / layout.TOKENIZER)
 

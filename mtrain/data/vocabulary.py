@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mtrain.config.schema import Config, TokenizerConfig
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import layout, reader
 from mtrain.runs.directory import RunDirectory
 from mtrain.runtime.errors import RefusedError, UserError
 
@@ -58,7 +58,7 @@ def existing_vocabulary(config: Config) -> Tokenizer | None:
 def init_checkpoint(init_from: str) -> Path:
     """Return the checkpoint that `train.init_from` names; raises `UserError`."""
     try:
-        return checkpoint.resolve(Path(init_from))
+        return reader.resolve(Path(init_from))
     except UserError as error:
         raise UserError(f"train.init_from: {error}") from None
 

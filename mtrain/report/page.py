@@ -16,7 +16,7 @@ from mtrain.data.tokenizer import Tokenizer
 from mtrain.report import attention_maps as maps
 from mtrain.report.curves import Chart, charts_of
 from mtrain.report.heatmap import Sentence, menus, render
-from mtrain.runs import checkpoint, layout, manifest, reader, sets
+from mtrain.runs import layout, manifest, reader, sets
 from mtrain.runs.history import Entry, History
 from mtrain.runs.reader import Run
 from mtrain.runs.records import Loop, MetricsFile, duration, read_record
@@ -333,7 +333,7 @@ def _add_attention(report: Report, texts: list[tuple[str | None, str]]) -> None:
         report.add_note("attention", note)
         return
     with report.note_failure("attention", "Not shown"):
-        directory = checkpoint.resolve(report.run.path)
+        directory = reader.resolve(report.run.path)
         reader.refuse_link(directory)
         loaded = loading.load(directory, device="cpu", precision="fp32")
         report.facts["Parameters"] = f"{loaded.model.num_parameters:,}"

@@ -23,22 +23,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mtrain.config.schema import TrainConfig
-from mtrain.corpus.lines import join_names
-from mtrain.runs import layout, manifest
-from mtrain.runs.history import History
+from mtrain.runs import layout, manifest, reader
 from mtrain.runs.layout import CONFIG, MODEL, TOKENIZER, complete_checkpoints, step_of
-from mtrain.runs.records import Loop, read_record
+from mtrain.runs.records import Loop
 from mtrain.runtime import files
 from mtrain.runtime.device import out_of_memory_as
-from mtrain.runtime.errors import RefusedError, UserError, is_utf8
+from mtrain.runtime.errors import UserError, is_utf8
 from mtrain.runtime.json_reader import MAX_JSON_BYTES, read_json_file
-from mtrain.runtime.log import logger
 
 # What to do if a checkpoint cannot be saved, by errno; the default advice is to make room.
 ADVICE = dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there")
 ADVICE |= dict.fromkeys((errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG), "choose another path")
 ADVICE[errno.ENOENT] = "restore its directory, which was removed or renamed,"
-NO_CHECKPOINT = "this run has no complete checkpoint; train it, or restore checkpoints/"
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ def last_scheduled(directory: Path, last: int, train: TrainConfig, count: int) -
 
 def intact_suffix(paths: list[Path]) -> list[Path]:
     """Return the checkpoints after the last one that is damaged or missing."""
-    return list(takewhile(is_intact, reversed(paths)))[::-1]
+    return list(takewhile(reader.is_intact, reversed(paths)))[::-1]
 
 
 def prune(directory: Path, train: TrainConfig, best: set[str]) -> None:
@@ -196,7 +192,7 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     return their paths. If `last` is None, average up to `train.average_last`, or if that is 0,
     `train.keep_checkpoints`.
     """
-    directory = directory_of(run_dir)
+    directory = reader.directory_of(run_dir)
     files.check_new(output)
     # damaged ones count, too: the average must not silently use older ones instead
     named = _scheduled(layout.named_checkpoints(directory), train)
@@ -224,95 +220,23 @@ def average_run(run_dir: Path, last: int | None, output: Path, train: TrainConfi
     return paths
 
 
-def directory_of(run_dir: Path) -> Path:
-    """Return the directory of a run's checkpoints; raises `RefusedError` for a single checkpoint,
-    `UserError` for any other path that has none.
-    """
-    layout.require_model(run_dir)
-    if (run_dir / manifest.NAME).exists():
-        raise RefusedError(f"{run_dir}: is one checkpoint; give the run that it belongs to")
-    directory = run_dir / layout.CHECKPOINTS
-    if directory.is_symlink():
-        raise UserError(f"{directory}: is a link, which is not followed; give its target")
-    if not directory.is_dir():
-        raise UserError(f"{run_dir}: {_why_no_checkpoints(run_dir)}")
-    return directory
-
-
-def resolve(path: Path) -> Path:
-    """Return the checkpoint directory that a path names: for a run, the best one, or the newest if
-    `best.json` names none.
-    """
-    if (path / MODEL).exists() or (path / manifest.NAME).exists():
-        return path
-    directory = directory_of(path)
-    history = read_record(path / layout.BEST, History)
-    present = complete_checkpoints(directory)
-    if history is not None and history.stored_best is not None:
-        best = directory / history.stored_best.checkpoint
-        if present and not best.exists():
-            now = read_record(path / layout.BEST, History)
-            if now is not None and now.stored_best != history.stored_best:
-                return resolve(path)  # training has replaced it
-            raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
-        return best
-    if not present:
-        raise UserError(f"{path}: {NO_CHECKPOINT}")
-    if history is None:
-        logger.warning("%s: no %s; the newest checkpoint is used", path, layout.BEST)
-    return present[-1]
-
-
-def _why_no_checkpoints(path: Path) -> str:
-    """Return why a directory without checkpoints is refused, and what to do."""
-    if layout.is_prepared(path):
-        return NO_CHECKPOINT
-    if path.name == layout.CHECKPOINTS:
-        return f"holds the checkpoints of a run; name the run, {path.parent}"
-    runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
-    if runs:
-        return f"is no run itself, but holds runs; name one: {join_names(map(str, runs))}"
-    return "neither a run directory nor a checkpoint directory; name one that mtrain train made"
-
-
 def load_resolved(path: Path) -> tuple[Path, Snapshot]:
     """Load the checkpoint that `resolve` returns for a path. If training replaces the best one
     while it is read, load the new best one.
     """
-    directory = resolve(path)
+    directory = reader.resolve(path)
     while True:
         try:
             return directory, load_or_name_intact(directory)
         except UserError:
             before = directory
             with suppress(UserError):  # the first error says more
-                directory = resolve(path)
+                directory = reader.resolve(path)
             if directory == before:
                 raise
 
 
 def load_or_name_intact(path: Path) -> Snapshot:
     """Load a checkpoint for use; if it is damaged, the error names an intact one."""
-    with naming_intact(path):
+    with reader.naming_intact(path):
         return load(path)
-
-
-@contextmanager
-def naming_intact(path: Path) -> Iterator[None]:
-    """Let the error about a damaged checkpoint name an intact one of the same run."""
-    try:
-        yield
-    except manifest.DamagedError as error:
-        for other in reversed(complete_checkpoints(path.parent)):
-            if other != path and is_intact(other):
-                raise UserError(f"{error}; {other} is intact; use it") from None
-        raise
-
-
-def is_intact(path: Path) -> bool:
-    """Whether a checkpoint exists and is intact."""
-    try:
-        manifest.verify(path)
-    except manifest.DamagedError:
-        return False
-    return True

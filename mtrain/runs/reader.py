@@ -1,11 +1,13 @@
-"""Read the files of a run for commands that do not change it. The run may be from somebody else:
-links are not followed, pipes do not block, and files larger than a run writes are refused.
+"""Read the files of a run for commands that do not change it, and find the checkpoint that a path
+names. The run may be from somebody else: links are not followed, pipes do not block, and files
+larger than a run writes are refused.
 """
 
 import io
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,22 +16,25 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
-from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, strip_line_ends
-from mtrain.runs import layout, records
+from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, join_names, strip_line_ends
+from mtrain.runs import layout, manifest, records
 from mtrain.runs.history import History
+from mtrain.runs.layout import complete_checkpoints
 from mtrain.runs.manifest import MissingError
-from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status
+from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status, read_record
 from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
 from mtrain.runtime.json_reader import Content
 from mtrain.runtime.lock import is_alive
+from mtrain.runtime.log import logger
 
 MAX_VOCABULARY_BYTES = 64 << 20
 MAX_LINES = 10_000_000  # of a file of translations
 MAX_LOG_BYTES = 64 << 20
 MAX_MESSAGE_BYTES = 4096  # of a line of the log
 LINK = "a link, where mtrain writes a file or directory"
+NO_CHECKPOINT = "this run has no complete checkpoint; train it, or restore checkpoints/"
 COPIES = "each checkpoint of the run has a copy of this file"
 
 
@@ -176,3 +181,75 @@ def refuse_link(path: Path) -> None:
     """Raise `UserError` if a path of a run is a link."""
     if path.is_symlink():
         raise UserError(f"{path}: is {LINK}; links are not followed")
+
+
+def directory_of(run_dir: Path) -> Path:
+    """Return the directory of a run's checkpoints; raises `RefusedError` for a single checkpoint,
+    `UserError` for any other path that has none.
+    """
+    layout.require_model(run_dir)
+    if (run_dir / manifest.NAME).exists():
+        raise RefusedError(f"{run_dir}: is one checkpoint; give the run that it belongs to")
+    directory = run_dir / layout.CHECKPOINTS
+    if directory.is_symlink():
+        raise UserError(f"{directory}: is a link, which is not followed; give its target")
+    if not directory.is_dir():
+        raise UserError(f"{run_dir}: {_why_no_checkpoints(run_dir)}")
+    return directory
+
+
+def resolve(path: Path) -> Path:
+    """Return the checkpoint directory that a path names: for a run, the best one, or the newest if
+    `best.json` names none.
+    """
+    if (path / layout.MODEL).exists() or (path / manifest.NAME).exists():
+        return path
+    directory = directory_of(path)
+    history = read_record(path / layout.BEST, History)
+    present = complete_checkpoints(directory)
+    if history is not None and history.stored_best is not None:
+        best = directory / history.stored_best.checkpoint
+        if present and not best.exists():
+            now = read_record(path / layout.BEST, History)
+            if now is not None and now.stored_best != history.stored_best:
+                return resolve(path)  # training has replaced it
+            raise UserError(f"{best}: the best checkpoint is missing; name another: {present[-1]}")
+        return best
+    if not present:
+        raise UserError(f"{path}: {NO_CHECKPOINT}")
+    if history is None:
+        logger.warning("%s: no %s; the newest checkpoint is used", path, layout.BEST)
+    return present[-1]
+
+
+def _why_no_checkpoints(path: Path) -> str:
+    """Return why a directory without checkpoints is refused, and what to do."""
+    if layout.is_prepared(path):
+        return NO_CHECKPOINT
+    if path.name == layout.CHECKPOINTS:
+        return f"holds the checkpoints of a run; name the run, {path.parent}"
+    runs = sorted(directory.parent for directory in path.glob(f"*/{layout.CHECKPOINTS}"))
+    if runs:
+        return f"is no run itself, but holds runs; name one: {join_names(map(str, runs))}"
+    return "neither a run directory nor a checkpoint directory; name one that mtrain train made"
+
+
+@contextmanager
+def naming_intact(path: Path) -> Iterator[None]:
+    """Let the error about a damaged checkpoint name an intact one of the same run."""
+    try:
+        yield
+    except manifest.DamagedError as error:
+        for other in reversed(complete_checkpoints(path.parent)):
+            if other != path and is_intact(other):
+                raise UserError(f"{error}; {other} is intact; use it") from None
+        raise
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a checkpoint exists and is intact."""
+    try:
+        manifest.verify(path)
+    except manifest.DamagedError:
+        return False
+    return True

@@ -30,7 +30,7 @@ from mtrain.corpus.lines import DROPPED, chunked, is_blank
 from mtrain.corpus.readers import Pair, Scan, corpus_name, reading_of
 from mtrain.data.cache import cache_directory, cache_key, cached
 from mtrain.data.prepare import scan_corpus
-from mtrain.runs import checkpoint, layout, manifest, synthetic
+from mtrain.runs import layout, manifest, reader, synthetic
 from mtrain.runs.directory import RunDirectory
 from mtrain.runs.records import Provenance, SyntheticText
 from mtrain.runtime import files
@@ -230,7 +230,7 @@ class Synthesizer:
     def _resolve(self) -> list[Path]:
         """Find the models; raises `MissingModelError`."""
         try:
-            return [checkpoint.resolve(Path(path)) for path in self.entry.model]
+            return [reader.resolve(Path(path)) for path in self.entry.model]
         except UserError as error:
             raise MissingModelError(f"{self.key}.model: {error}") from None
 

@@ -237,7 +237,7 @@ class Validation:
         stored = self.history.average or {}
         # keep an average of all of them even if some were removed or damaged afterwards
         is_current = stored.get("of") in (all_names, names)
-        if is_current and checkpoint.is_intact(directory / layout.AVERAGE):
+        if is_current and reader.is_intact(directory / layout.AVERAGE):
             return []
         if len(intact) < len(paths):
             damaged = paths[-1 - len(intact)]
@@ -257,7 +257,7 @@ class Validation:
         lost = []
         while best := self.history.best:  # the best one that is not marked as lost
             path = self.run.checkpoints / best["checkpoint"]
-            if checkpoint.is_intact(path):
+            if reader.is_intact(path):
                 break
             best["lost"] = True
             lost.append(path)

@@ -21,7 +21,7 @@ from mtrain.model.cpu import keep_freed_memory
 from mtrain.model.decoder import Decoder, Ensemble
 from mtrain.model.recorded import RecordedDecoder, decoder_of
 from mtrain.model.transformer import Transformer, set_compute_dtype
-from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs import checkpoint, layout, manifest, reader
 from mtrain.runs.checkpoint import Snapshot
 from mtrain.runtime.device import compute_dtype, out_of_memory_as, pick_device
 from mtrain.runtime.distributed import Ranks, device_of
@@ -197,7 +197,7 @@ def load_on_ranks(
     """
     chosen = paths
     if ranks.size > 1:  # all ranks use rank 0's choice: training may change the best checkpoint
-        chosen = ranks.from_rank_0(lambda: [checkpoint.resolve(path) for path in paths], list[Path])
+        chosen = ranks.from_rank_0(lambda: [reader.resolve(path) for path in paths], list[Path])
 
     def load_here() -> LoadedModel:
         threads = available_threads() // ranks.local_size

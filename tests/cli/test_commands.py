@@ -49,7 +49,7 @@ from mtrain.config.schema import dump_config
 from mtrain.data.cache import cache_directory
 from mtrain.export.convert import FORMATS
 from mtrain.report.heatmap import KINDS
-from mtrain.runs import checkpoint, layout
+from mtrain.runs import checkpoint, layout, reader
 from mtrain.runs.records import MetricsFile
 from mtrain.runtime.console import RED, paint
 from mtrain.runtime.errors import EXIT_FAILED, NO_THREAD, missing_library_error
@@ -162,11 +162,11 @@ def places(
         found[name.replace(".", "_")] = tmp_path / name
         (tmp_path / name).write_bytes(content)
     shutil.copytree(run_dir, broken)
-    damaged = checkpoint.resolve(broken) / "model.safetensors"
+    damaged = reader.resolve(broken) / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     found["link"] = tmp_path / "link.html"
     found["link"].symlink_to(broken / "config.yaml")
-    found["alone"] = shutil.copytree(checkpoint.resolve(run_dir), tmp_path / "alone")
+    found["alone"] = shutil.copytree(reader.resolve(run_dir), tmp_path / "alone")
     found["prepared"] = tmp_path / "prepared"
     found["prepared"].mkdir()
     shutil.copy(run_dir / "tokenizer.model", found["prepared"])
@@ -1099,9 +1099,9 @@ def test_eval_scores_the_run_s_own_sets(
     files = ["-s", config.data.test["held_out"].src, "-r", config.data.test["held_out"].tgt]
     named = command("eval", "-m", run_dir, *files, "--tgt-lang", "ba", "--json")
     assert named.code == 0
-    for model in (run_dir, checkpoint.resolve(run_dir)):
+    for model in (run_dir, reader.resolve(run_dir)):
         assert command("eval", model, "--on", "held_out", "--json") == named
-    best = checkpoint.resolve(run_dir)
+    best = reader.resolve(run_dir)
     for folder, name in ((best, "."), (best.parent, best.name)):
         monkeypatch.chdir(folder)
         assert command("eval", name, "--on", "held_out", "--json") == named
@@ -1220,7 +1220,7 @@ def test_choices_are_those_of_the_parts() -> None:
 
 def test_pieces_and_back(command: Command, run_dir: Path) -> None:
     text = "lapo  bavo\n\n Ünïcode 東京 \t x\n".encode()
-    for model in (run_dir, run_dir / "tokenizer.model", checkpoint.resolve(run_dir)):
+    for model in (run_dir, run_dir / "tokenizer.model", reader.resolve(run_dir)):
         pieces = command("tokenizer", "encode", "-m", model, stdin=text)
         assert pieces.code == 0
         assert len(pieces.out.splitlines()) == 3
@@ -1682,7 +1682,7 @@ def test_translate_guides_who_types(trained_run: Path, tmp_path: Path) -> None:
     model = ("-m", trained_run)
     out = tmp_path / "out"
     shown = typed(b"bavo\nlapo\n\x04", "translate", *model, stdout=out, cwd=tmp_path)
-    best = checkpoint.resolve(trained_run)
+    best = reader.resolve(trained_run)
     assert shown == (
         f"loading {trained_run}\naa -> ba, by {best}\nOne sentence per line; Ctrl-D ends.\n> > > \n"
     )

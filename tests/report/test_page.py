@@ -139,7 +139,7 @@ def test_the_page_begins_with_a_summary(trained_run: Path, whole: report.Report,
     lines = (trained_run / "metrics.jsonl").read_text().splitlines()
     begun = json.loads((trained_run / "run.json").read_text())["created"]
     seconds = json.loads(lines[-1])["time"] - datetime.strptime(begun, TIME).timestamp()
-    weights = checkpoint.load(checkpoint.resolve(trained_run)).weights
+    weights = checkpoint.load(reader.resolve(trained_run)).weights
     parameters = sum(tensor.numel() for tensor in weights.values())
     assert whole.facts == {
         "Training text": whole.data[0].removeprefix("train: "),
@@ -430,7 +430,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_is_told_and_the_rest_shown(copy: Path) -> None:
-    weights = checkpoint.resolve(copy) / "model.safetensors"
+    weights = reader.resolve(copy) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     (found,) = report.collect_report(copy, []).section_notes["attention"]
     assert "model.safetensors: " in found

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from mtrain.config.schema import TrainConfig
-from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs import checkpoint, layout, manifest, reader
 from mtrain.runs.checkpoint import Snapshot, TrainerState
 from mtrain.runs.history import History
 from mtrain.runs.layout import step_name
@@ -292,25 +292,25 @@ def test_a_run_resolves_to_its_best_or_newest_and_a_checkpoint_to_itself(
 ) -> None:
     run = make_run(tmp_path / "run", 10, 20)
     first, last = layout.complete_checkpoints(run / "checkpoints")
-    assert checkpoint.resolve(run) == last
+    assert reader.resolve(run) == last
     assert caplog.messages == [f"{run}: no best.json; the newest checkpoint is used"]
     content = History.begin("bleu").as_json()  # none validated yet
     for best, expected in ((None, last), ({"checkpoint": first.name, "step": 1}, first)):
         (run / "best.json").write_text(json.dumps({**content, "best": best}))
-        assert checkpoint.resolve(run) == expected
-    assert checkpoint.resolve(first) == first
+        assert reader.resolve(run) == expected
+    assert reader.resolve(first) == first
     for name in ("manifest.json", "model.safetensors"):  # loading it tells what is missing
         moved = (first / name).rename(tmp_path / name)
-        assert checkpoint.resolve(first) == first
+        assert reader.resolve(first) == first
         moved.rename(first / name)
     shutil.rmtree(first)
     with pytest.raises(UserError, match=rf"{first}: the best .* is missing; name another: {last}"):
-        checkpoint.resolve(run)
+        reader.resolve(run)
     edit(run / "best.json", best={"checkpoint": "../x", "step": 1})
     with pytest.raises(
         UserError, match=r"damaged: .*; remove it, and train will .* name another run or a check"
     ):
-        checkpoint.resolve(run)
+        reader.resolve(run)
 
 
 @pytest.mark.parametrize(("module", "function"), [(Path, "exists"), (manifest, "verify")])
@@ -368,7 +368,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_passed_over(
     path = save(tmp_path, 10)
     monkeypatch.setattr(manifest, "hash_file", fail)
     with pytest.raises(UserError, match=f"{path}/.*: cannot be read: Input/output error"):
-        checkpoint.is_intact(path)
+        reader.is_intact(path)
 
 
 def test_weights_that_do_not_fit_in_memory_are_named(
@@ -455,7 +455,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         ("linked", "checkpoints: is a link, which is not followed"),
     ):
         with pytest.raises(UserError, match=words):
-            checkpoint.resolve(tmp_path / name)
+            reader.resolve(tmp_path / name)
     with pytest.raises(UserError, match="begun: nothing has been trained yet; run mtrain train"):
         layout.refuse_prepared(tmp_path / "begun")
     (tmp_path / "begun" / "run.json").touch()

@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import run_here, run_mtrain
 
-from mtrain.runs import checkpoint, manifest
+from mtrain.runs import checkpoint, manifest, reader
 from mtrain.runs.layout import refuse_run_files
 from mtrain.runtime import files, outputs
 from mtrain.runtime.errors import EXIT_REFUSED, RefusedError, UserError
@@ -415,7 +415,7 @@ def test_what_a_run_or_checkpoint_keeps_is_not_written_to(folder: Path, name: st
 @pytest.fixture(scope="module")
 def model(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint that translates a few lines at a time."""
-    snapshot = checkpoint.load(checkpoint.resolve(trained_run))
+    snapshot = checkpoint.load(reader.resolve(trained_run))
     path = tmp_path_factory.mktemp("outputs") / "model"
     config = snapshot.config.replace("window: 20000", "window: 40")
     checkpoint.save(path, replace(snapshot, config=config))

@@ -44,7 +44,7 @@ from mtrain.config.loading import load_config
 from mtrain.data import batches
 from mtrain.data.prepare import train_run_tokenizer
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs import checkpoint, layout, manifest
+from mtrain.runs import checkpoint, layout, manifest, reader
 from mtrain.runs.checkpoint import TrainerState
 from mtrain.runtime import log
 from mtrain.runtime.device import has_fast_bf16
@@ -633,7 +633,7 @@ def test_the_model_of_a_damaged_trainer_stays_until_another_is_saved(run: Path) 
         patch.setattr(Trainer, "take_step", crash)
         with pytest.raises(Crash):
             start(run)
-    assert checkpoint.is_intact(newest)
+    assert reader.is_intact(newest)
     stop(run, 10)
     assert steps(run) == [4, 8, 10]
     finish(run)
@@ -644,7 +644,7 @@ def test_a_damaged_checkpoint_is_replaced_by_that_of_the_same_step(run: Path) ->
     flip(run / "checkpoints" / "step-00000008" / "trainer" / "state.json")
     stop(run, 8)
     assert steps(run) == [4, 8]
-    assert checkpoint.is_intact(run / "checkpoints" / "step-00000008" / "trainer")
+    assert reader.is_intact(run / "checkpoints" / "step-00000008" / "trainer")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "trainer/state.json"])
@@ -700,12 +700,12 @@ def test_a_damaged_average_is_made_again(
     assert "step-00000016: damaged or missing; only later checkpoints are averaged" in warnings()
     assert best_of(run)["average"]["of"] == ["step-00000020", "step-00000024"]
 
-    best = checkpoint.resolve(run)
+    best = reader.resolve(run)
     flip(best / "model.safetensors")
     start(run, "train.keep_checkpoints=6", "train.average_last=0")
     assert f"{best}: damaged or missing; using the best intact checkpoint" in warnings()
-    assert checkpoint.resolve(run) != best
-    assert checkpoint.is_intact(checkpoint.resolve(run))
+    assert reader.resolve(run) != best
+    assert reader.is_intact(reader.resolve(run))
 
 
 def test_a_best_checkpoint_that_is_gone_is_marked_at_the_next_start(run: Path) -> None:
@@ -714,7 +714,7 @@ def test_a_best_checkpoint_that_is_gone_is_marked_at_the_next_start(run: Path) -
     shutil.rmtree(run / "checkpoints" / "step-00000008")
     stop(run, 14)
     assert [entry["lost"] for entry in best_of(run)["history"]] == [True]
-    assert checkpoint.resolve(run).name == "step-00000014"
+    assert reader.resolve(run).name == "step-00000014"
 
 
 @pytest.mark.slow

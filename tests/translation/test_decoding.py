@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mtrain.config.schema import override_decode
 from mtrain.data.tokenizer import Tokenizer
-from mtrain.runs.checkpoint import Snapshot, load, resolve, save
+from mtrain.runs.checkpoint import Snapshot, load, save
+from mtrain.runs.reader import resolve
 from mtrain.runtime.errors import EXIT_FAILED, EXIT_REFUSED
 from mtrain.scoring.mbr import min_risk_index
 from mtrain.translation import loading

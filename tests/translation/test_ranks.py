@@ -15,7 +15,7 @@ from ranks import Done, start
 
 from mtrain.cli import app as cli
 from mtrain.cli import opening
-from mtrain.runs import checkpoint
+from mtrain.runs import checkpoint, reader
 from mtrain.runtime.distributed import Ranks
 from mtrain.runtime.errors import RefusedError
 from mtrain.translation.loading import load_on_ranks
@@ -102,7 +102,7 @@ def test_a_run_in_training_may_remove_a_checkpoint_that_was_loaded(
     trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, load = tmp_path / "model", checkpoint.load
-    shutil.copytree(checkpoint.resolve(trained_run), model)
+    shutil.copytree(reader.resolve(trained_run), model)
 
     def load_and_remove(path: Path) -> checkpoint.Snapshot:
         snapshot = load(path)
