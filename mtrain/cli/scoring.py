@@ -289,4 +289,4 @@ def compare(
     if json_:
         print_json(result.as_json())
     else:
-        print_text(*str(result).split("\n"))
+        print_text(*result.rows())

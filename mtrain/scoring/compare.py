@@ -81,9 +81,12 @@ class Comparison:
         head = {"lines": self.lines, "baseline": self.systems[0]}
         return {**head, "systems": systems, "signatures": signatures}
 
-    def __str__(self) -> str:
-        signatures = (f"{METRICS[metric]} {text}" for metric, (text, _) in self.tests.items())
-        return "\n".join(map(printable, [*self._table(), *signatures, *self._lines()]))
+    def rows(self) -> Iterator[str]:
+        """Yield the lines to print, whose texts are not escaped yet."""
+        yield from self._table()
+        for metric, (signature, _) in self.tests.items():
+            yield f"{METRICS[metric]} {signature}"
+        yield from self._examples()
 
     def _table(self) -> Iterator[str]:
         """Yield a table for each metric: scores, mean and 95 % interval of the resamples,
@@ -102,7 +105,7 @@ class Comparison:
         yield f"* p <= {SIGNIFICANT}: significant, by {test}."
         yield ""
 
-    def _lines(self) -> Iterator[str]:
+    def _examples(self) -> Iterator[str]:
         """Yield the lines that differ most, with scores, sources and references."""
         baseline = self.systems[0]
         for name, contrasts in zip(self.systems, self.contrasts, strict=True):
