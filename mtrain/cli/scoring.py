@@ -155,13 +155,13 @@ def _warn_of_direction(
 
 def _translate(translator: "Translator", sources: list[str], output: Path | None) -> list[str]:
     """Translate sources, and write the translations to the file `output`, if given."""
-    from mtrain.translation.translator import UnendedLines
+    from mtrain.translation.translator import UnfinishedLines
 
-    cut, unended = log.TruncatedLines(), UnendedLines()
+    cut, unfinished = log.TruncatedLines(), UnfinishedLines()
     with log.progress_bar(len(sources), "line", "translating") as bar:
-        hypotheses = translator.best(sources, bar.update, cut.add, unended.add)
+        hypotheses = translator.best(sources, bar.update, cut.add, unfinished.add)
     cut.warn(translator.loaded.max_source_length)
-    unended.warn()
+    unfinished.warn()
     if output is not None and translator.ranks.is_rank_0:
         write_output(output, "".join(line + "\n" for line in hypotheses).encode("utf-8"))
     return hypotheses

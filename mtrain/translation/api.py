@@ -17,7 +17,7 @@ from mtrain.translation.threads import prepare_forks
 from mtrain.translation.translator import (
     Translation,
     Translator,
-    UnendedLines,
+    UnfinishedLines,
     at_limit,
     check_options,
 )
@@ -83,7 +83,7 @@ class Model:
         if n_best is not None:
             lists = [hypotheses[:n_best] for hypotheses in found]
             return lists[0] if isinstance(text, str) else lists
-        UnendedLines(at_limit(found)).warn("max_len_a or max_len_b")
+        UnfinishedLines(at_limit(found)).warn("max_len_a or max_len_b")
         best = [hypotheses[0].text for hypotheses in found]
         return best[0] if isinstance(text, str) else best
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 Normalize = Callable[[int], float]  # from a length counted with eos to the divisor of a score
-# A search with enough ended hypotheses continues while a live one is better than all of them by
-# more than this, in nats. With 1.0, the texts are those of a search that never ends early.
+# A search with enough finished hypotheses continues while a live one is better than all of them
+# by more than this, in nats. With 1.0, the texts are those of a search that never ends early.
 LIVE_MARGIN = 1.0
 # With fewer blocks, sorting all extensions is as fast; see `_best_extensions`.
 MIN_BLOCKS = 32
@@ -100,11 +100,11 @@ def length_normalizer(norm: str, alpha: float) -> Normalize:
 
 
 class BeamSearch:
-    """A beam search for each sentence of `rules`; finished sentences leave the batch.
+    """A beam search for each sentence of `rules`; sentences that are done leave the batch.
 
-    A sentence is done at its length limit, or when `beam_size` hypotheses have ended, as in fairseq
-    and CTranslate2, unless a live hypothesis is far likelier than these. If eos has no probability
-    at the limit, the best unended hypothesis is returned.
+    A sentence is done at its length limit, or when `beam_size` hypotheses are finished, as in
+    fairseq and CTranslate2, unless a live hypothesis is far more likely than these. If eos has no
+    probability at the limit, the best unfinished hypothesis is returned.
 
     `sentences` holds the indices of the B sentences still searched; a "position" is an index into
     it, and into the first dimension of `scores`.
@@ -116,7 +116,7 @@ class BeamSearch:
         self.rules, self.beam_size, self.normalize = rules, beam_size, normalize
         self.device = device
         B = len(rules.max_lens)
-        self.ended: list[list[Hypothesis]] = [[] for _ in range(B)]
+        self.finished: list[list[Hypothesis]] = [[] for _ in range(B)]
         self.sentences = list(range(B))
         self.scores = torch.zeros(B, 1, device=self.device)  # (B, W)
         self.hypotheses = torch.zeros(B, 0, dtype=torch.int64, device=self.device)  # (N, time)
@@ -135,7 +135,7 @@ class BeamSearch:
             rows, kept, tokens = self._advance(log_probs)
             if self.sentences and rows is not None:
                 state = state.select(rows, kept)
-        return [self.ranked(hypotheses) for hypotheses in self.ended]
+        return [self.ranked(hypotheses) for hypotheses in self.finished]
 
     def ranked(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """Sort hypotheses by their scores normalized by length, best first."""
@@ -150,16 +150,16 @@ class BeamSearch:
         log_probs = self.rules.apply(log_probs.view(B, W, V), self.hypotheses, self.sentences)
         scores, candidates = self._candidates(log_probs)  # (B, C), as `rows` and `tokens`
         rows, tokens = _among_all(candidates // V, W), candidates % V
-        live, ends = scores, None
+        live, is_eos = scores, None
         if any(self.rules.eos_id in row for row in tokens.tolist()):  # true in few steps only
-            ends = tokens == self.rules.eos_id
-            self._collect(scores, rows, ends & scores.isfinite())
-            live = scores.masked_fill(ends, float("-inf"))
+            is_eos = tokens == self.rules.eos_id
+            self._collect(scores, rows, is_eos & scores.isfinite())
+            live = scores.masked_fill(is_eos, float("-inf"))
         kept = self._drop(self._done(live))
         if kept is not None:
             live, rows, tokens = live[kept], rows[kept], tokens[kept]
-            ends = None if ends is None else ends[kept]
-        rows, tokens = self._best_unended(live, rows, tokens, ends)
+            is_eos = None if is_eos is None else is_eos[kept]
+        rows, tokens = self._best_unfinished(live, rows, tokens, is_eos)
         self.hypotheses = torch.cat((self.hypotheses.index_select(0, rows), tokens[:, None]), 1)
         return rows, kept, tokens
 
@@ -172,19 +172,19 @@ class BeamSearch:
         count = 2 * self.beam_size if self.beam_size > 1 else 1
         return _best_extensions(self.scores, log_probs, min(count, W * V))
 
-    def _collect(self, scores: Tensor, rows: Tensor, ended: Tensor) -> None:
-        """Add those of the best `beam_size` candidates that have ended to the ended hypotheses."""
-        positions, ranks = ended[:, : self.beam_size].nonzero(as_tuple=True)
+    def _collect(self, scores: Tensor, rows: Tensor, finished: Tensor) -> None:
+        """Finish those of the best `beam_size` candidates that end in eos."""
+        positions, ranks = finished[:, : self.beam_size].nonzero(as_tuple=True)
         if not len(positions):  # often: saves what follows
             return
-        ids_lists = self.hypotheses[rows[positions, ranks]].tolist()
-        ended_scores = scores[positions, ranks].tolist()
-        for position, ids, score in zip(positions.tolist(), ids_lists, ended_scores, strict=True):
-            self.ended[self.sentences[position]].append(Hypothesis(ids, score))
+        ids_list = self.hypotheses[rows[positions, ranks]].tolist()
+        score_list = scores[positions, ranks].tolist()
+        for position, ids, score in zip(positions.tolist(), ids_list, score_list, strict=True):
+            self.finished[self.sentences[position]].append(Hypothesis(ids, score))
 
     def _done(self, live: Tensor) -> set[int]:
-        """Return the positions of the sentences that are done, given the scores (B, C) of unended
-        candidates.
+        """Return the positions of the sentences that are done, given the scores (B, C) of
+        unfinished candidates.
         """
         positions = [i for i, sentence in enumerate(self.sentences) if self._may_be_done(sentence)]
         if not positions:
@@ -192,8 +192,8 @@ class BeamSearch:
         best_live = live.amax(1).tolist()
         done = {i for i in positions if self._is_done(self.sentences[i], best_live[i])}
         for position in done:
-            if not self.ended[self.sentences[position]]:
-                self.ended[self.sentences[position]].append(self._unended(position))
+            if not self.finished[self.sentences[position]]:
+                self.finished[self.sentences[position]].append(self._unfinished(position))
         return done
 
     def _drop(self, done: set[int]) -> Tensor | None:
@@ -210,37 +210,37 @@ class BeamSearch:
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
 
     def _may_be_done(self, sentence: int) -> bool:
-        """Whether a sentence is at its limit or has enough ended hypotheses."""
+        """Whether a sentence is at its limit or has enough finished hypotheses."""
         is_last = self.rules.is_last(sentence, self.hypotheses.shape[1])
-        return is_last or len(self.ended[sentence]) >= self.beam_size
+        return is_last or len(self.finished[sentence]) >= self.beam_size
 
     def _is_done(self, sentence: int, best_live: float) -> bool:
         """Whether a sentence that may be done is at its limit, or has no live hypothesis that is
-        better than the ended ones by `LIVE_MARGIN`. Without the margin, a confident model would
+        better than the finished ones by `LIVE_MARGIN`. Without the margin, a confident model would
         stop too early, with a beam full of unlikely endings. A beam of 1 is greedy search, which
         ends with its first eos: it has no other candidate.
         """
         if self.rules.is_last(sentence, self.hypotheses.shape[1]):
             return True
-        return best_live <= LIVE_MARGIN + max(h.score for h in self.ended[sentence])
+        return best_live <= LIVE_MARGIN + max(h.score for h in self.finished[sentence])
 
-    def _unended(self, position: int) -> Hypothesis:
+    def _unfinished(self, position: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
         row = position * self.scores.shape[1] + int(self.scores[position].argmax())
         return Hypothesis(self.hypotheses[row].tolist(), float(self.scores.flatten()[row]))
 
-    def _best_unended(
-        self, scores: Tensor, rows: Tensor, tokens: Tensor, ends: Tensor | None
+    def _best_unfinished(
+        self, scores: Tensor, rows: Tensor, tokens: Tensor, is_eos: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Keep the scores of the best W' unended candidates per sentence; return their rows among N
-        and tokens, both (B * W',). `ends` (B, C) marks eos; None: no candidate ended.
+        """Keep the scores of the best W' unfinished candidates per sentence; return their rows
+        among N and tokens, both (B * W',). `is_eos` (B, C) marks eos; None: no token is eos.
         """
         C, W = scores.shape[1], self.beam_size
-        if ends is None:
+        if is_eos is None:
             rows, tokens, self.scores = rows[:, :W], tokens[:, :W], scores[:, :W]
-        else:  # sort by rank, but ended candidates after all others
-            unended_first = (torch.arange(C, device=self.device) + C * ends).argsort(1)
-            best = unended_first[:, :W]
+        else:  # sort by rank, but finished candidates after all others
+            unfinished_first = (torch.arange(C, device=self.device) + C * is_eos).argsort(1)
+            best = unfinished_first[:, :W]
             rows, tokens, self.scores = (x.gather(1, best) for x in (rows, tokens, scores))
         return rows.flatten(), tokens.flatten()
 
@@ -264,7 +264,7 @@ class GreedySearch(BeamSearch):
         ]
         if done:
             for position, ids in zip(done, self.hypotheses[done].tolist(), strict=True):
-                self.ended[self.sentences[position]].append(Hypothesis(ids, 0.0))
+                self.finished[self.sentences[position]].append(Hypothesis(ids, 0.0))
         kept = self._drop(set(done))
         if kept is not None:
             self.scores, tokens = self.scores[kept], tokens[kept]

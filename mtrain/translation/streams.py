@@ -21,7 +21,7 @@ from mtrain.scoring.references import check_same_length
 from mtrain.translation.attention import align
 from mtrain.translation.loading import LoadedModel
 from mtrain.translation.scorer import Scorer
-from mtrain.translation.translator import Translation, Translator, UnendedLines, at_limit
+from mtrain.translation.translator import Translation, Translator, UnfinishedLines, at_limit
 
 Window = list[tuple[str, str]]  # lines to translate together, each with its target prefix
 
@@ -52,7 +52,7 @@ def translate_stream(
     pairs = _with_prefixes(texts, prefixes, counts) if prefixes else zip(texts, repeat(""))
     windows = translator.in_windows(pairs, 1 if line_buffered else None)
     done = 0
-    cut, cut_alignments, unended = TruncatedLines(), TruncatedLines(), UnendedLines()
+    cut, cut_alignments, unfinished = TruncatedLines(), TruncatedLines(), UnfinishedLines()
     with progress_bar(lines, "line", "translating", shown=not line_buffered) as bar:
         while rows := ranks.from_rank_0(lambda: next(windows, []), Window):
             window = [line for line, _ in rows]
@@ -64,7 +64,7 @@ def translate_stream(
                 scored=scores or n_best is not None,
             )
             cut.add(done + index for index in cut_indices)
-            unended.add(done + index for index in at_limit(results))
+            unfinished.add(done + index for index in at_limit(results))
             if ranks.is_rank_0:
                 for index, hypotheses in enumerate(results, done):
                     sink.writelines(_format(index, hypotheses, n_best, scores))
@@ -79,7 +79,7 @@ def translate_stream(
     warn_of_counts(counts)
     cut.warn(loaded.max_source_length)
     cut_alignments.warn(loaded.max_target_length, "--alignments: translations")
-    unended.warn()
+    unfinished.warn()
 
 
 def _shortened(lines: Iterable[bytes], counts: Counter[str], max_characters: int) -> Iterator[str]:

@@ -56,7 +56,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Translation:
     """A translated line, the natural log-probability and the number of its tokens with eos, and
-    whether it is as long as a translation may be: then it may lack its end.
+    whether it has reached the length limit: then it may be incomplete.
     """
 
     text: str
@@ -218,16 +218,16 @@ class Translator:
         lines: list[str],
         progress: Callable[[int], object] = lambda lines: None,
         cut: Callable[[Iterable[int]], object] = lambda indices: None,
-        unended: Callable[[Iterable[int]], object] = lambda indices: None,
+        unfinished: Callable[[Iterable[int]], object] = lambda indices: None,
     ) -> list[str]:
         """Return the best translation of each line. `cut` is called with the indices of lines that
-        were cut, `unended` with those of translations that are as long as they may be.
+        were cut, `unfinished` with those of translations that have reached the length limit.
         """
         texts: list[str] = []
         for window in self.in_windows(lines):
             results, indices = self.translate(window, progress, first=len(texts), scored=False)
             cut(len(texts) + index for index in indices)
-            unended(len(texts) + index for index in at_limit(results))
+            unfinished(len(texts) + index for index in at_limit(results))
             texts += [hypotheses[0].text for hypotheses in results]
         return texts
 
@@ -376,13 +376,13 @@ def at_limit(results: Translated) -> list[int]:
     return [index for index, (best, *_) in enumerate(results) if best.is_at_limit]
 
 
-class UnendedLines(CountedLines):
-    """Lines whose translations are as long as their limit allows, and may lack their end."""
+class UnfinishedLines(CountedLines):
+    """Lines whose translations have reached the length limit, and may be incomplete."""
 
     def warn(self, settings: str = "--max-len-a or --max-len-b") -> None:
         """Warn of these lines, if there are any; `settings` names those of the limit."""
         self.warn_of(
-            "translations as long as their limit allows, perhaps without their end",
+            "translations that reached the length limit and may be incomplete",
             f"; look at them, and raise {settings} if they stop short",
         )
 

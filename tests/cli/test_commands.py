@@ -961,7 +961,7 @@ def test_eval_translates_as_translate_does(
     again = command("eval", "--hypothesis", output, *options)
     assert json.loads(again.out) == json.loads(result.out)
     short = command(*arguments, "--max-len-a", "0", "--max-len-b", "1")
-    assert "translations as long as their limit allows" in short.err
+    assert "translations that reached the length limit" in short.err
 
 
 def test_eval_names_the_lines_that_it_cuts(command: Command, places: dict[str, Path]) -> None:
@@ -1016,7 +1016,7 @@ def test_eval_notices_a_tag_of_another_language(command: Command, both_run: Path
         result = command("eval", both_run, *options, "--beam-size", "1")
         assert result.code == 0
         assert (expected in result.err) is is_expected, (options, result.err)
-        notes = [line for line in result.err.splitlines() if "their limit allows" not in line]
+        notes = [line for line in result.err.splitlines() if "length limit" not in line]
         assert not is_expected or len(notes) == 1  # no note on the translations
     result = command("eval", both_run, "--on", "held_out", "--tag", "<2aa>", "--tgt-lang", "fr")
     assert "in fr, so the scores mean nothing" in result.err

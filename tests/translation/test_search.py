@@ -90,21 +90,21 @@ def score_of(table: Table, sentence: int, ids: tuple[int, ...]) -> float:
 
 def enumerate_all(table: Table, sentence: int, limit: int, vocab_size: int) -> Scored:
     """Return every sequence that ends within `limit` tokens, with its log-probability."""
-    ended, alive = [], [((), 0.0)]
+    finished, alive = [], [((), 0.0)]
     for _ in range(limit):
-        ended += [(ids, score + table(sentence, ids)[EOS]) for ids, score in alive]
+        finished += [(ids, score + table(sentence, ids)[EOS]) for ids, score in alive]
         alive = [
             ((*ids, token), score + table(sentence, ids)[token])
             for ids, score in alive
             for token in range(vocab_size)
             if token != EOS
         ]
-    return ended
+    return finished
 
 
 def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_size: int) -> Scored:
     """Search one sentence with lists; keep hypotheses that end among the best `beam_size`."""
-    ended: Scored = []
+    finished: Scored = []
     alive: Scored = [((), 0.0)]
     for time in range(1, limit + 1):
         tokens = [EOS] if time == limit else range(vocab_size)
@@ -114,14 +114,14 @@ def naive_beam(table: Table, sentence: int, limit: int, vocab_size: int, beam_si
             for token in tokens
         ]
         candidates.sort(key=lambda c: -c[2])
-        ended += [(ids, score) for ids, token, score in candidates[:beam_size] if token == EOS]
-        unended = [((*ids, token), score) for ids, token, score in candidates if token != EOS]
-        alive = unended[:beam_size]
-        if len(ended) >= beam_size and alive:
-            likeliest = max(score for _, score in ended)
+        finished += [(ids, score) for ids, token, score in candidates[:beam_size] if token == EOS]
+        unfinished = [((*ids, token), score) for ids, token, score in candidates if token != EOS]
+        alive = unfinished[:beam_size]
+        if len(finished) >= beam_size and alive:
+            likeliest = max(score for _, score in finished)
             if beam_size == 1 or alive[0][1] <= likeliest + LIVE_MARGIN:
                 break
-    return ended
+    return finished
 
 
 def check(found: list[Hypothesis], expected: Scored, normalize: Normalize) -> None:
@@ -196,7 +196,7 @@ def test_greedy_search_by_logits_finds_what_a_beam_of_1_finds(
 
 @pytest.mark.parametrize("beam_size", [1, 2, 9])
 @pytest.mark.parametrize("limit", [1, 6])
-def test_without_eos_the_best_unended_hypothesis_is_returned(beam_size: int, limit: int) -> None:
+def test_without_eos_the_best_unfinished_hypothesis_is_returned(beam_size: int, limit: int) -> None:
     endings = random_table(2, 4)
     ((hypothesis,),) = beam(
         lambda s, prefix: [-math.inf, *endings(s, prefix)[1:]], [limit], beam_size
