@@ -20,7 +20,7 @@ def as_path_text(text: str) -> str:
     would mean the working directory or stdin.
     """
     if not text:
-        raise typer.BadParameter("an empty path; is a variable of the shell not set?")
+        raise typer.BadParameter("an empty path; is a shell variable unset?")
     try:
         return expand_path(text)
     except ValueError as error:
@@ -101,7 +101,7 @@ def as_setting(text: str) -> str:
     value would be the next argument.
     """
     if not text:
-        raise typer.BadParameter("an empty setting; is a variable of the shell not set?")
+        raise typer.BadParameter("an empty setting; is a shell variable unset?")
     if "=" not in text:
         raise typer.BadParameter(f"{printable(text)}: write {printable(text)}=VALUE")
     try:

@@ -61,7 +61,7 @@ def evaluate(
     else:
         references = read_references(reference)
         sources = read_source(source, references, reference[0]) if source else []
-    is_wrong = False  # whether the translations are in another language than the references
+    is_wrong = False  # whether the languages of translations and references differ
     if hypothesis is not None:
         hypotheses = read_aligned(hypothesis, references, reference[0])
     else:

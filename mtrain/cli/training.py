@@ -85,7 +85,7 @@ def init(
         int | None,
         value(
             "N",
-            "Hold out N pairs for validation; default: 2 % (200 to 1,000) without a valid set.",
+            "Hold out N pairs for validation; default: 2 % (200 to 1,000) without `valid` files.",
             min=1,
         ),
     ] = None,

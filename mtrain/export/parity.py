@@ -11,7 +11,7 @@ from mtrain.translation.scorer import Scorer
 from mtrain.translation.translator import Translator
 
 # Beam size -> fraction of the lines that must be equal in the same precision. The rest may be
-# near-ties or, with a beam, lines for which the other engine ends its search before the likeliest
+# near-ties or, with a beam, lines for which the other engine ends its search before the most likely
 # translation is complete: up to 3 % of the lines for models that have learned little.
 NEEDED = {1: 0.999, 4: 0.95}
 

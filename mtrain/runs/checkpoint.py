@@ -181,7 +181,10 @@ def average(paths: list[Path]) -> dict[str, Tensor]:
                 )
         total = total or {name: weight.double() * 0 for name, weight in weights.items()}
         if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in total.items()}:
-            raise UserError(f"{path}: its model has another shape than {paths[0]}; use one run's")
+            raise UserError(
+                f"{path}: its model has a different shape from {paths[0]}; average checkpoints of "
+                "one run"
+            )
         for name, weight in weights.items():
             total[name] += weight
     return {name: (weight / len(paths)).float() for name, weight in total.items()}

@@ -161,13 +161,13 @@ CHECKS: tuple[tuple[str, str, str, Callable[[Line], bool], float], ...] = (
     ("empty", "empty translations", MORE_TRAINING, _only(is_blank), 0),
     ("copied", "copies of the source", TRAIN_OR_CHECK, _is_copied, 0.02),
     ("loops", "a phrase repeated over and over", MORE_TRAINING, _only(_has_loop), 0.005),
-    ("script", "text in another script than the references", TRAIN_OR_CHECK, _is_foreign, 0.02),
+    ("script", "text in a different script from the references", TRAIN_OR_CHECK, _is_foreign, 0.02),
     ("subword", "subword marks (@@, ▁)", "join the pieces", _only(SUBWORDS.search), 0.03),
     ("tokenized", "a space before the final period", "detokenize", _only(SPACED.search), 0.03),
     ("escapes", "HTML entities such as &quot;", "unescape them", _only(ENTITIES.search), 0.03),
     ("unknown", "unknown pieces (⁇ <unk>)", "set tokenizer.byte_fallback", _only(UNK.search), 0.03),
     ("bytes", "incomplete characters (\ufffd)", TRAIN_OR_CHECK, _only(INCOMPLETE.search), 0.03),
-    ("form", "other Unicode form (NFC, NFD) than the references", TO_NFC, _has_other_form, 0.03),
+    ("form", "Unicode form (NFC, NFD) unlike the references", TO_NFC, _has_other_form, 0.03),
     ("case", "lower case, unlike the references", "score with --lowercase", _only(_is_lower), 0.2),
 )
 

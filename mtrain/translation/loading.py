@@ -164,8 +164,8 @@ def load(*paths: Path, device: str = "auto", precision: str = "auto", **decode: 
         directory, snapshot = checkpoint.load_resolved(path)
         if models and snapshot.tokenizer != models[0].tokenizer.proto:
             raise RefusedError(
-                f"{directory}: has another vocabulary than {paths[0]}; an ensemble needs models "
-                "with the same vocabulary"
+                f"{directory}: has a different vocabulary from {paths[0]}; an ensemble needs "
+                "models with the same vocabulary"
             )
         models.append(unpack(snapshot, directory, decode, device=device, precision=precision))
         _check_languages(models[0].config, models[-1].config, paths[0], directory)

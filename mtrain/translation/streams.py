@@ -98,7 +98,7 @@ def _count_odd(lines: Iterable[bytes], counts: Counter[str]) -> Iterator[bytes]:
     """
     for line in lines:
         if b"\r" in line:
-            counts["lines with carriage returns inside, which do not end it"] += 1
+            counts["lines with carriage returns inside, which do not count as line ends"] += 1
         if b"\0" in line:
             counts["lines with NUL characters, which may be damaged"] += 1
         yield line

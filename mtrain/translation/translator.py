@@ -372,7 +372,7 @@ class Translator:
 
 
 def at_limit(results: Translated) -> list[int]:
-    """Return the indices of the lines whose best translation is as long as its limit allows."""
+    """Return the indices of the lines whose best translation has reached the length limit."""
     return [index for index, (best, *_) in enumerate(results) if best.is_at_limit]
 
 

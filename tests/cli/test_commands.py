@@ -354,7 +354,7 @@ MISTAKES = [
     ("train --frobnicate", 2, ["--frobnicate"]),
     ("train {config} -c {config}", 2, ["-c/--config: only one path can be given, not "]),
     ("train -c {config} -c b.yaml", 2, ["-c/--config: only one path can be given, not "]),
-    ("train {config} --set=", 2, ["an empty setting; is a variable of the shell not set?"]),
+    ("train {config} --set=", 2, ["an empty setting; is a shell variable unset?"]),
     ("train {config} --set run_dir=caf\udce9", 2, ["run_dir=caf\\udce9: not UTF-8; name it in"]),
     ("train {config} --set train.max_steps 10", 2, ["write train.max_steps=VALUE"]),
     ("train {config} --max-steps 10", 2, ["--max-steps: is a setting", "--set train.max_steps="]),
@@ -789,8 +789,8 @@ def test_translate_reads_and_writes_files(
 
 
 def warnings_of_input(result: Result) -> list[str]:
-    """The warnings of a translation, except that it is as long as its limit allows."""
-    return [line for line in result.err.splitlines() if "limit allows" not in line]
+    """The warnings of a translation, except that it has reached the length limit."""
+    return [line for line in result.err.splitlines() if "length limit" not in line]
 
 
 @pytest.mark.slow
@@ -1708,4 +1708,4 @@ def test_a_terminal_does_not_refuse_carriage_returns(trained_run: Path, tmp_path
     typed(b"", "translate", "-m", trained_run, "-i", "in", "-o", "out", cwd=tmp_path)
     piped = run_mtrain("translate", "-m", trained_run, "-i", "in", cwd=tmp_path)
     assert (tmp_path / "out").read_text() == piped.stdout
-    assert "lines with carriage returns inside, which do not end it: 1" in piped.stderr
+    assert "lines with carriage returns inside, which do not count as line ends: 1" in piped.stderr

@@ -269,7 +269,7 @@ def test_the_average_is_the_mean(tmp_path: Path) -> None:
         assert tensor.dtype == torch.float32
         assert torch.equal(tensor, expected.float())
     checkpoint.save(tmp_path / step_name(4), Snapshot({"bias": torch.zeros(5)}, CONFIG, b""))
-    with pytest.raises(UserError, match=r"step-00000004: its model has another shape"):
+    with pytest.raises(UserError, match=r"step-00000004: its model has a different shape"):
         checkpoint.average([paths[0], tmp_path / step_name(4)])
     save_file({"bias": torch.zeros(5).half()}, tmp_path / step_name(4) / "model.safetensors")
     manifest.seal(tmp_path / step_name(4))

@@ -129,7 +129,7 @@ def test_ensembles_of_different_vocabularies_are_refused(trained_run: Path, tmp_
     save(tmp_path / "other", Snapshot(snapshot.weights, snapshot.config, proto))
     done = run_mtrain("translate", "-m", trained_run, "-m", tmp_path / "other", input="a\n")
     assert done.returncode == EXIT_REFUSED
-    assert "has another vocabulary than" in done.stderr
+    assert "has a different vocabulary from" in done.stderr
 
 
 # --- Alignments ---------------------------------------------------------------------------------

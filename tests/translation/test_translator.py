@@ -312,7 +312,7 @@ def test_removed_and_replaced_characters_are_counted(
     ("character", "message"),
     [
         (b"\0", "lines with NUL characters, which may be damaged: 2"),
-        (b"\r", "lines with carriage returns inside, which do not end it: 2"),
+        (b"\r", "lines with carriage returns inside, which do not count as line ends: 2"),
     ],
 )
 def test_odd_characters_are_warned_of(
