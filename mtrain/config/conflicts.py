@@ -97,7 +97,7 @@ def _learning_rate_conflicts(train: TrainConfig) -> Iterator[tuple[str, str]]:
     elif schedule != "noam" and train.lr_factor is not None:
         yield "train.lr_factor", f"is for schedule noam; {schedule} takes peak_lr"
     elif schedule != "noam" and train.peak_lr is None:
-        yield "train.schedule", f"{schedule} needs train.peak_lr, the highest learning rate"
+        yield "train.schedule", f"{schedule} needs train.peak_lr, the peak learning rate"
     if schedule in ("noam", "inverse_sqrt") and warmup_steps < 1:
         yield "train.warmup_steps", f"schedule {schedule} needs at least 1 warm-up step"
     if schedule in ("linear", "cosine") and warmup_steps >= train.max_steps:

@@ -78,7 +78,7 @@ class Synthesis(Section):
     sample: bool = False
     """sample translations at random instead of searching"""
     top_k: NotNegative = 0
-    """sample from this many most likely tokens; 0: from all"""
+    """number of most likely tokens to sample from; 0: all"""
     beam_size: Annotated[int, Field(ge=1, le=1000)] | None = None
     """hypotheses kept per sentence; null: as in the model's run"""
     keep: Literal["best"] | None = None

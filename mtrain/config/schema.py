@@ -41,7 +41,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")]
 
 
 class DataConfig(Section):
-    """The text to learn from, and the text that measures the model."""
+    """The text that the model learns from, and the text that it is evaluated on."""
 
     root: PathText | None = None
     """directory that relative corpus paths start from; null: the working directory"""
@@ -60,13 +60,13 @@ class DataConfig(Section):
     test: dict[FileName, Corpus] = {}
     """corpora scored at the end of training, by name: a letter or digit, then also _ . + -"""
     max_length: Annotated[int, Field(ge=2, le=1 << 16)] = 256
-    """most tokens per side, with eos; longer training pairs are dropped"""
+    """maximum length of a side in tokens, with eos; longer training pairs are dropped"""
     invalid_utf8: Literal["error", "drop"] = "error"
     """what to do with pairs that are not UTF-8: error or drop"""
     allow_swapped: bool = False
     """train even if the sides of a corpus or a scored set seem to be swapped"""
     allow_overlap: bool = False
-    """train even if nine in ten pairs of a scored set are in train"""
+    """train even if over nine in ten pairs of a scored set are in the training text"""
     workers: Auto | Annotated[int, Field(ge=1, le=1024)] = "auto"
     """processes that tokenize or check large corpora; auto: one per core; 1: no additional ones"""
 
@@ -129,7 +129,7 @@ class FilterConfig(Section):
     """Which training pairs are dropped and counted, in addition to those over `data.max_length`."""
 
     min_length: NotNegative = 0
-    """drop pairs with fewer tokens on one side, with eos"""
+    """drop pairs with fewer tokens on either side, with eos"""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
     """drop pairs with a side over this many times as long as the other, in tokens; null: off"""
     identical: bool = False
@@ -189,7 +189,7 @@ class ModelConfig(Section):
     norm: Literal["post", "pre"] = "post"
     """layer norm after (post) or before (pre) each block"""
     positions: Literal["sinusoidal", "learned"] = "sinusoidal"
-    """position encoding: sinusoidal, or learned, which ends at data.max_length"""
+    """position encoding: sinusoidal, or learned, for up to data.max_length tokens"""
     tie_embeddings: Literal["all", "output", "none"] = "all"
     """embeddings that share a matrix: all, output (target and output layer) or none"""
 
@@ -210,7 +210,7 @@ class AugmentConfig(Section):
 
 
 class TrainConfig(Section):
-    """How the model is trained, saved and judged."""
+    """How the model is trained, saved and evaluated."""
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]+)?)$")] = "auto"
     """cpu, cuda, cuda:N, mps or auto: cuda if there is one, else mps, else cpu"""
@@ -243,9 +243,9 @@ class TrainConfig(Section):
     lr_factor: PositiveNumber | None = None
     """noam: factor of the paper's learning rate; 1.0 if peak_lr is not given either"""
     peak_lr: PositiveNumber | None = None
-    """highest learning rate, instead of lr_factor"""
+    """peak learning rate, instead of lr_factor"""
     label_smoothing: Fraction = 0.1
-    """probability that is spread over the whole vocabulary"""
+    """probability mass that is spread evenly over the vocabulary"""
     consistency: PositiveNumber | None = None
     """SimCut: weight of the divergence from a view with zeroed embeddings, such as 1; null: off"""
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
@@ -255,7 +255,7 @@ class TrainConfig(Section):
     adam_eps: PositiveNumber = 1e-9
     """Adam's epsilon"""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
-    """largest gradient norm; 0: no clipping, as in the paper"""
+    """maximum gradient norm; 0: no clipping, as in the paper"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """fp32, bf16 or auto: bf16 where the hardware has it, else fp32"""
     compile: Auto | bool = "auto"
@@ -293,7 +293,7 @@ class TrainConfig(Section):
 
 
 class DecodeConfig(Section):
-    """How translations are searched."""
+    """How the model searches for translations, or samples them."""
 
     beam_size: Annotated[int, Field(ge=1, le=1000)] = 4
     """hypotheses kept per sentence; 1 is greedy search"""
@@ -306,11 +306,11 @@ class DecodeConfig(Section):
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """sampling temperature; below 1 prefers likely tokens"""
     top_k: NotNegative = 0
-    """sample from this many most likely tokens; 0: from all"""
+    """number of most likely tokens to sample from; 0: all"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """sample from the most likely tokens that together have this probability"""
     no_repeat_ngram: NotNegative = 0
-    """never repeat an n-gram of this many tokens; 0: off"""
+    """never repeat an n-gram of this length; 0: off"""
     max_len_a: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """longest translation: max_len_a * source length + max_len_b tokens"""
     max_len_b: Annotated[int, Field(ge=0, le=1 << 16)] = 50
@@ -318,7 +318,7 @@ class DecodeConfig(Section):
     max_source_length: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
     """longest source in tokens, with eos; longer lines are cut, with a warning"""
     batch_tokens: Positive = 4096
-    """largest batch, in padded source tokens x beam_size; a longer line goes alone"""
+    """largest batch, in padded source tokens x beam_size; a longer line is a batch of its own"""
     window: Annotated[int, Field(ge=1, le=1_000_000)] = 20000
     """lines read ahead and sorted by length"""
 
