@@ -79,7 +79,7 @@ class Sentence:
     target: str
     is_forced: bool
     maps: list[HeatMap]
-    languages: tuple[str, str] = ("", "")
+    languages: tuple[str, str]
 
     def axes(self, kind: str) -> tuple[str, str]:
         """Return the languages of the rows and of the columns of maps of a kind."""

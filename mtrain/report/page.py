@@ -114,7 +114,7 @@ class Report:
             self.add_note(section, f"{consequence}: {reason}")
 
 
-def make_page(run_dir: Path, texts: list[str], *, check: bool = True) -> str:
+def make_page(run_dir: Path, texts: list[str], *, check: bool) -> str:
     """Make the report of a run, with attention maps of the given sentences (or else of some of the
     validation set) and, if `check`, the data check; raises `UserError` if it is no run directory.
     """

@@ -168,15 +168,15 @@ def sentence_chrf(
 @dataclass(frozen=True)
 class Paired:
     """A system's score in one metric; mean and half-width of the 95 % interval over resamples
-    (`ci`); and, except for the baseline, the difference from the baseline with its p-value.
+    (`ci`); and the difference from the baseline with its p-value, which the baseline lacks.
     """
 
     score: float
     mean: float
     ci: float
-    difference: float = 0.0
-    p: float | None = None
-    is_significant: bool = False
+    difference: float
+    p: float | None
+    is_significant: bool
 
     def as_json(self) -> dict[str, Any]:
         """Return the metric's object of `mtrain compare --json`."""

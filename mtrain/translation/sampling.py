@@ -21,9 +21,9 @@ class TokenSampler:
     et al. 2020, section 3.1).
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    temperature: float
+    top_k: int
+    top_p: float
 
     def draw(self, log_probs: Tensor, numbers: Tensor) -> Tensor:
         """Draw a token for each row, given a random number in [0, 1): (N, V), (N,) -> (N,)."""

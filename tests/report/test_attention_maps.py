@@ -185,7 +185,7 @@ def hostile() -> Sentence:
         for layer in (1, 2)
         for head in (0, 1, 2)
     ]
-    return Sentence("<b>\x01source</b>", "<script>alert(2)</script>\u202e", False, found)
+    return Sentence("<b>\x01source</b>", "<script>alert(2)</script>\u202e", False, found, ("", ""))
 
 
 def test_a_page_loads_nothing_and_has_menus(hostile: Sentence) -> None:

@@ -52,7 +52,7 @@ VALID = made_up_pairs(12, 2)
 
 @pytest.fixture(scope="module")
 def page(trained_run: Path) -> str:
-    return report.make_page(trained_run, [])
+    return report.make_page(trained_run, [], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +274,7 @@ def test_parts_of_a_list_are_shown_in_their_languages(both_run: Path) -> None:
     (given,) = report.collect_report(both_run, ["bavo"]).sentences
     assert (given.maps[0].rows[0], given.languages) == ("<2bb>", ("aa", "ba"))
     assert [name for name, _ in found.scores][2:4] == ["data.valid.0", "data.valid.1"]
-    page = report.make_page(both_run, ["bavo"])
+    page = report.make_page(both_run, ["bavo"], check=True)
     assert all(text in page for text in ("aa → ba, ba → aa", " of data.valid.1</h3>"))
 
 
@@ -419,7 +419,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     (copy / "config.yaml").write_text(config.replace(name, str(tmp_path / "other.src")))
     settings = load_config(copy / "config.yaml")
     edit(copy / "run.json", valid=scan(settings.data.valid, reading_of(settings)).sha256)
-    text = report.make_page(copy, [])
+    text = report.make_page(copy, [], check=True)
     assert "warning: HTML tags or entities: 1" in text
     sides = re.search(r'other.src:4<p class="side" dir="auto">(.*?)</p>', text)
     assert sides
@@ -509,7 +509,7 @@ def test_a_corpus_that_is_not_the_run_s_text_is_not_on_the_page(
     edit(copy / "run.json", **{place: hashes[place]})
     tests = json.loads((copy / "best.json").read_text())["tests"]
     edit(copy / "best.json", tests={"held_out": {**tests["held_out"], "sha256": sha256}})
-    page = report.make_page(copy, [])
+    page = report.make_page(copy, [], check=True)
     assert "not known to be the text of the run" in page
     assert SECRET not in page
 
@@ -527,7 +527,7 @@ def test_the_check_reads_no_other_vocabulary_than_the_run_s(
     settings["data"]["bleu_tokenize"] = "flores200"  # which would be downloaded
     monkeypatch.setattr("urllib.request.urlopen", None)
     (copy / "config.yaml").write_text(yaml.safe_dump(settings))
-    assert report.NOT_CHECKED not in report.make_page(copy, [])
+    assert report.NOT_CHECKED not in report.make_page(copy, [], check=True)
     (copy / "tokenizer.model").unlink()  # nor is that of `init_from` taken then
     report.check_text(report.collect_report(copy, []))
 

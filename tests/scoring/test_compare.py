@@ -206,7 +206,7 @@ def test_lower_ter_is_better(files: dict[str, Path]) -> None:
 
 
 def test_a_score_without_a_difference_is_equal() -> None:
-    paired = Paired(1.0, 1.0, 0.0, difference=0.0, p=1.0)
+    paired = Paired(1.0, 1.0, 0.0, difference=0.0, p=1.0, is_significant=False)
     assert [paired.cells(metric)[2] for metric in ("bleu", "ter")] == ["+0.00 equal "] * 2
 
 

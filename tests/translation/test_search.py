@@ -320,6 +320,10 @@ def test_a_prefix_may_repeat_tokens_and_have_banned_ones() -> None:
 # --- Sampling -----------------------------------------------------------------------------------
 
 
+def sampler_of(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> TokenSampler:
+    return TokenSampler(temperature, top_k, top_p)
+
+
 def draw(
     table: Table, sampler: TokenSampler, seeds: list[list[int]], limit: int = 4
 ) -> list[Hypothesis]:
@@ -334,7 +338,7 @@ def same_for_all(table: Table) -> Table:
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
     table, count = same_for_all(random_table(3, 4)), 2000
-    found = draw(table, TokenSampler(temperature), [[1, n] for n in range(count)], limit=2)
+    found = draw(table, sampler_of(temperature), [[1, n] for n in range(count)], limit=2)
     first = np.bincount([h.ids[0] if h.ids else EOS for h in found], minlength=4) / count
     weights = np.exp(np.array(table(0, ())) / temperature)
     assert first == pytest.approx(weights / weights.sum(), abs=0.03)
@@ -342,7 +346,7 @@ def test_samples_are_as_frequent_as_they_are_likely(temperature: float) -> None:
 
 def test_the_temperature_does_not_change_the_score_of_a_sample() -> None:
     table = random_table(5, 6)
-    for sentence, h in enumerate(draw(table, TokenSampler(3.0), [[n] for n in range(20)])):
+    for sentence, h in enumerate(draw(table, sampler_of(3.0), [[n] for n in range(20)])):
         expected = score_of(table, sentence, tuple(h.ids))
         assert h.score == pytest.approx(expected, abs=1e-6)
 
@@ -350,15 +354,15 @@ def test_the_temperature_does_not_change_the_score_of_a_sample() -> None:
 @pytest.mark.parametrize(
     ("sampler", "kept"),
     [
-        (TokenSampler(top_k=1), {2}),
-        (TokenSampler(top_k=2), {1, 2}),
-        (TokenSampler(top_p=0.45), {2}),
-        (TokenSampler(top_p=0.55), {1, 2}),
-        (TokenSampler(top_p=0.81), {0, 1, 2}),
-        (TokenSampler(top_k=2, top_p=0.9), {1, 2}),
-        (TokenSampler(top_k=9), {0, 1, 2, 3}),
+        (sampler_of(top_k=1), {2}),
+        (sampler_of(top_k=2), {1, 2}),
+        (sampler_of(top_p=0.45), {2}),
+        (sampler_of(top_p=0.55), {1, 2}),
+        (sampler_of(top_p=0.81), {0, 1, 2}),
+        (sampler_of(top_k=2, top_p=0.9), {1, 2}),
+        (sampler_of(top_k=9), {0, 1, 2, 3}),
         # of 0.2 ** 2, 0.25 ** 2 ...: the most likely token has more than 0.7 of the sum
-        (TokenSampler(temperature=0.5, top_p=0.7), {2}),
+        (sampler_of(temperature=0.5, top_p=0.7), {2}),
     ],
 )
 def test_unlikely_tokens_are_never_drawn(sampler: TokenSampler, kept: set[int]) -> None:
@@ -373,7 +377,5 @@ def test_unlikely_tokens_are_never_drawn(sampler: TokenSampler, kept: set[int]) 
 
 
 def test_a_sample_ends_at_its_limit_even_if_eos_has_no_probability() -> None:
-    (found,) = draw(
-        lambda sentence, prefix: [-math.inf, -1.0, -1.0], TokenSampler(), [[1]], limit=5
-    )
+    (found,) = draw(lambda sentence, prefix: [-math.inf, -1.0, -1.0], sampler_of(), [[1]], limit=5)
     assert len(found.ids) == 4
