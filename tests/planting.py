@@ -53,7 +53,7 @@ def sound() -> dict[str, Sides]:
 
 
 class Folder:
-    """A config with its corpora, to be hurt and looked at."""
+    """A config with its corpora, to plant faults in and to check."""
 
     def __init__(self, path: Path, sets: dict[str, Sides] | None = None) -> None:
         self.path = path

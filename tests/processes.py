@@ -42,8 +42,8 @@ class Done:
 
 
 def keep_in_memory() -> None:
-    """Let `os.fsync` return at once for files and directories: only a power failure, which no test
-    has, could tell.
+    """Let `os.fsync` return at once for files and directories: the tests have no power failure that
+    would show the difference.
     """
     fsync = os.fsync
 

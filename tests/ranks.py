@@ -32,7 +32,7 @@ class Done:
     """How the processes of a job ended, in the order of ranks."""
 
     codes: list[int]
-    told: list[str]
+    stderr: list[str]
 
 
 def trainer_of(config: Config, run: Path, prepared: Prepared | None = None) -> Trainer:
@@ -106,13 +106,13 @@ def train_by(
     return start(run.parent, bodies)
 
 
-def at_step(step: int, deed: Hook) -> None:
-    """Call `deed` in the middle of a step."""
+def at_step(step: int, action: Hook) -> None:
+    """Call `action` in the middle of a step."""
     sum_gradients = Trainer._sum_own_gradients
 
     def struck(self: Trainer, *arguments: Any) -> None:
         if self.progress.step + 1 == step:
-            deed()
+            action()
         sum_gradients(self, *arguments)
 
     Trainer._sum_own_gradients = struck  # type: ignore[method-assign]

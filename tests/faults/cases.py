@@ -108,7 +108,7 @@ class Case:
     may_write: list[str] = field(default_factory=list)  # new files only, relative to ROOT
     is_own: bool = True  # the config is the user's: may read what it names, and ask the hub
     must_fail: bool = False
-    lines: int | None = None  # so many must come out
+    lines: int | None = None  # number of lines that must come out
     keeps_result: bool = False  # success means the result of the undamaged run
 
     @property
@@ -156,13 +156,13 @@ class Case:
         self.may_write = ["box/new"]
         self.choose(PREPARES)
 
-    def hurt(self, path: Path, deed: str) -> None:
+    def damage(self, path: Path, action: str) -> None:
         """Put other bytes or values into a file, or something else in its place."""
-        if deed in ("bytes", "values") and path.is_file():
-            change = {"bytes": mutate.mutate_bytes, "values": mutate.mutate_values}[deed]
+        if action in ("bytes", "values") and path.is_file():
+            change = {"bytes": mutate.mutate_bytes, "values": mutate.mutate_values}[action]
             path.write_bytes(change(self.rng, path.read_bytes(), path.suffix))
         else:
-            mutate.lead(path, deed, self.root / "outside")
+            mutate.lead(path, action, self.root / "outside")
 
     def names_run(self, text: object) -> None:
         """Let the command write to the run directory that a config names."""
@@ -272,15 +272,15 @@ def of_run(case: Case) -> None:
     case.is_own = False
     case.keeps_result = file.name != "best.json"
     case.choose(USES, MODEL=model)
-    deed = rng.choice((*mutate.LEADS, "bytes", "bytes", "secrets"))
+    action = rng.choice((*mutate.LEADS, "bytes", "bytes", "secrets"))
     if file.suffix in (".json", ".jsonl", ".yaml") and rng.random() < 0.5:
-        deed = "values"
-    case.what = f"{name}: {deed}"
-    if deed == "secrets":
+        action = "values"
+    case.what = f"{name}: {action}"
+    if action == "secrets":
         _name_secrets(case)
         return
-    case.hurt(file, deed)
-    guarded = "checkpoints/" in name and deed != "hard link"
+    case.damage(file, action)
+    guarded = "checkpoints/" in name and action != "hard link"
     is_changed = not file.is_file() or file.is_symlink() or file.read_bytes() != data
     case.must_fail = case.command == "verify" and guarded and is_changed
 
@@ -322,7 +322,7 @@ def of_sealed(case: Case) -> None:
         folders = [case.box / model]
     folder = rng.choice(folders)
     file = rng.choice([f for f in sorted(folder.iterdir()) if f.is_file()])
-    case.hurt(file, "values")
+    case.damage(file, "values")
     if file.name != manifest.NAME:
         manifest.seal(folder)
     case.what = f"{file.relative_to(case.box)}: other values, sealed"

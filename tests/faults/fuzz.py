@@ -63,12 +63,12 @@ class Outcome:
     number: int
     command: str
     what: str
-    troubles: list[str]
+    problems: list[str]
     done: Done
 
 
 def snapshot(root: Path) -> Files:
-    """Tell of every name below a directory what it is; no link is followed."""
+    """Return the kind and content of every path below a directory; no link is followed."""
     found = {}
     for folder, names, files in os.walk(root):
         for name in (*names, *files):
@@ -191,7 +191,7 @@ def _texts(case: Case, done: Done) -> Iterable[str]:
     page = case.box / "out/new.html"
     is_told = page.is_file() and SECRET in page.read_text(errors="replace")
     if not case.is_own and (is_told or SECRET in shown or SECRET.encode() in done.out):
-        yield f"tells what another file holds: {case.command}"
+        yield f"shows the text of another file: {case.command}"
     if not case.is_own and (case.root / "network").exists():
         yield f"asks the network: {case.command}"
 
@@ -215,8 +215,8 @@ def _may_change(case: Case, done: Done, name: str, before: Files) -> bool:
 def _changes(case: Case, done: Done, before: Files, after: Files) -> Iterable[str]:
     for name in sorted(before.keys() | after.keys()):
         if before.get(name) != after.get(name) and not _may_change(case, done, name, before):
-            deed = "removes" if name not in after else "changes" if name in before else "leaves"
-            yield f"{deed} {ascii(name)[1:-1][:60]}: {case.command} ({done.code})"
+            action = "removes" if name not in after else "changes" if name in before else "leaves"
+            yield f"{action} {ascii(name)[1:-1][:60]}: {case.command} ({done.code})"
             return  # one is enough to look at
 
 
@@ -234,19 +234,19 @@ def _results(base: Base, case: Case, done: Done) -> Iterable[str]:
 
 
 def attempt(base: Base, seed: int, number: int) -> Outcome:
-    """Run a case and say what was wrong."""
+    """Run a case and list what was wrong."""
     kind, case = base.make(seed, number, f"case-{number}")
     before = snapshot(case.root)
     done = base.run(case)
     after = snapshot(case.root)
-    troubles = [
+    problems = [
         *_crashes(case, done),
         *_texts(case, done),
         *_changes(case, done, before, after),
         *_results(base, case, done),
     ]
     shutil.rmtree(case.root)
-    return Outcome(kind, number, ascii(shlex.join(case.arguments))[1:-1], case.what, troubles, done)
+    return Outcome(kind, number, ascii(shlex.join(case.arguments))[1:-1], case.what, problems, done)
 
 
 def attempts(base: Base, seed: int, seconds: float, cases: int | None = None) -> list[Outcome]:
@@ -269,9 +269,9 @@ def attempts(base: Base, seed: int, seconds: float, cases: int | None = None) ->
 def failures(outcomes: list[Outcome], seed: int) -> str:
     """List what was wrong, and how to see it again."""
     lines = []
-    for each in (outcome for outcome in outcomes if outcome.troubles):
+    for each in (outcome for outcome in outcomes if outcome.problems):
         lines += [
-            f"\n{', '.join(each.troubles)}: {each.kind}: {each.what!a}",
+            f"\n{', '.join(each.problems)}: {each.kind}: {each.what!a}",
             f"  mtrain {each.command[:300]}",
             f"  exit code {each.done.code}, {each.done.seconds:.1f} s, {each.done.memory} MB",
             *(f"  | {ascii(line)[1:-1][:200]}" for line in each.done.err.splitlines()[-8:]),
@@ -296,7 +296,7 @@ def main() -> int:
             outcomes = attempts(base, chosen.seed, chosen.seconds)
     print(failures(outcomes, chosen.seed))
     print(*(f"\n{count:6,} {kind}" for kind, count in Counter(o.kind for o in outcomes).items()))
-    return int(any(outcome.troubles for outcome in outcomes))
+    return int(any(outcome.problems for outcome in outcomes))
 
 
 if __name__ == "__main__":

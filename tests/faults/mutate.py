@@ -77,15 +77,15 @@ def mutate_bytes(rng: Random, data: bytes, suffix: str = "") -> bytes:
     """
     changed = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        at, deed = int(rng.random() * len(changed)), rng.randrange(6)
+        at, action = int(rng.random() * len(changed)), rng.randrange(6)
         end = at + rng.choice((1, 2, 4, 16, 300))
-        if deed <= 1 and changed:
+        if action <= 1 and changed:
             changed[at] ^= 1 << rng.randrange(8)
-        elif deed == 2:
+        elif action == 2:
             del changed[at:]
-        elif deed == 3:
+        elif action == 3:
             changed[at:at] = encoded(odd_text(rng))
-        elif deed == 4:
+        elif action == 4:
             del changed[at:end]
         else:
             changed[at:at] = changed[at:end]
@@ -108,19 +108,19 @@ def mutate_tree(rng: Random, tree: Any) -> Any:
         if not nodes or rng.random() < 0.02:
             return odd_value(rng)
         holder, key = rng.choice(nodes)
-        deed = rng.randrange(8)
-        if deed == 0:
+        action = rng.randrange(8)
+        if action == 0:
             del holder[key]
-        elif deed == 1 and isinstance(holder, dict):
+        elif action == 1 and isinstance(holder, dict):
             holder[rng.choice((odd_text(rng), str(key) + "x", "k" * 5000))] = holder.pop(key)
-        elif deed == 1:
+        elif action == 1:
             holder.insert(key, copy.deepcopy(holder[key]))
-        elif deed == 2:
+        elif action == 2:
             other, name = rng.choice(nodes)
             holder[key] = copy.deepcopy(other[name])
-        elif deed == 3 and isinstance(holder[key], str):
+        elif action == 3 and isinstance(holder[key], str):
             holder[key] += odd_text(rng)
-        elif deed == 3 and isinstance(holder[key], int | float):
+        elif action == 3 and isinstance(holder[key], int | float):
             with suppress(OverflowError):  # an odd integer may be too large for a float
                 holder[key] = rng.choice((-1, 1000, 0.5)) * holder[key]
         else:
@@ -212,26 +212,26 @@ def mutate_pairs(rng: Random, pairs: Pairs, form: str) -> Pairs:
 
 def mutate_corpus(rng: Random, form: str, pairs: Pairs) -> tuple[str, dict[str, bytes]]:
     """Return what was done and the files."""
-    deeds = ("texts", "texts", "bytes", "bytes", "a line lost", "packed", "renamed", "doubled")
-    deed = rng.choice(deeds)
-    if deed == "doubled":
+    actions = ("texts", "texts", "bytes", "bytes", "a line lost", "packed", "renamed", "doubled")
+    action = rng.choice(actions)
+    if action == "doubled":
         return f"{form}: a name twice", corpus(form, pairs, doubled=True)
-    if deed == "texts":
+    if action == "texts":
         return f"{form}: odd texts", corpus(form, mutate_pairs(rng, pairs, form))
     files = corpus(form, pairs)
     name = rng.choice(list(files))
     data = files[name]
-    if deed == "bytes":
+    if action == "bytes":
         files[name] = mutate_bytes(rng, data)
-    elif deed == "renamed":
+    elif action == "renamed":
         files[name] = data.replace(b"tgt", encoded(odd_text(rng)), 1)
-    elif deed == "a line lost":
+    elif action == "a line lost":
         lines = data.split(b"\n")
         del lines[rng.randrange(len(lines))]
         files[name] = b"\n".join(lines)
     else:
         files[name] = rng.choice((gzip.compress(data, mtime=0), zstd(data), data[::-1]))
-    return f"{form}: {deed} in {name}", files
+    return f"{form}: {action} in {name}", files
 
 
 # Names --------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""The rig: a small run that is the same every time, processes to hurt, and how outcomes are judged.
+"""The rig: a small deterministic run, processes to damage, and how outcomes are judged.
 
-Each fault is a trial: it hurts something, and returns what went wrong, or an empty text.
+Each fault is a trial: it damages something, and returns what went wrong, or an empty text.
 """
 
 from __future__ import annotations
@@ -126,25 +126,25 @@ from mtrain.training.trainer import Trainer
 method = Trainer.{method}
 def struck(self, *arguments):
     if self.progress.step == {step}:
-        {deed}
+        {action}
     return method(self, *arguments)
 Trainer.{method} = struck
 """
 
 
-def strike(step: int, deed: str, method: str = "take_step") -> str:
+def strike(step: int, action: str, method: str = "take_step") -> str:
     """Return a prelude that does something to the trainer, `self`, after `step` steps."""
-    return STRUCK.format(step=step, deed=deed, method=method)
+    return STRUCK.format(step=step, action=action, method=method)
 
 
 @dataclass
 class Bench:
-    """Makes runs, hurts them, and reports what was not survived."""
+    """Makes runs, damages them, and reports what was not survived."""
 
     config: Path
     directory: Path
     processes: Processes
-    everything: bool = False  # every fault in full number, not the quick share of `make test`
+    everything: bool = False  # every fault in full number, not the quick part of `make test`
     number: int = 0
 
     def rig(self, *settings: str, config: Path | None = None) -> Rig:
@@ -166,7 +166,7 @@ class Bench:
         return self.train(rig).fails() or rig.differs_from(other)
 
     def quick_or_full(self, quick: int, full: int) -> int:
-        """Choose between the quick share of `make test` and the full number."""
+        """Choose between the quick part of `make test` and the full number."""
         number = full if self.everything else quick
         if not number:
             pytest.skip("make test-faults injects it")
@@ -180,13 +180,13 @@ class Bench:
         quick: int = 0,
         threads: int = 1,
     ) -> None:
-        """Try each case, or a quick share of them, and fail unless all were survived."""
+        """Try each case, or a quick part of them, and fail unless all were survived."""
         count = self.quick_or_full(min(quick, len(cases)), len(cases))
         some = cases if self.everything else random.Random(1).sample(cases, count)
 
         def named(case: Case) -> str:
-            trouble = trial(case)
-            return trouble and f"{case}: {trouble}"
+            problem = trial(case)
+            return problem and f"{case}: {problem}"
 
         failures = [text for text in in_parallel(named, some, threads) if text]
         test = os.environ["PYTEST_CURRENT_TEST"].split("::")[1].rsplit(" ", 1)[0]

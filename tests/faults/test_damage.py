@@ -40,7 +40,7 @@ FILES = (
 # Far more than a command needs here, and far less than a hostile file asks for.
 MAX_SECONDS, MAX_MEMORY = 20.0, 2000
 
-Deed = Callable[[Path], object]
+Action = Callable[[Path], object]
 
 
 def copy_of_run(bench: Bench) -> Rig:
@@ -85,26 +85,26 @@ def test_damaged_files(bench: Bench) -> None:
     text = bench.directory / "text"
     text.write_text("bavo celu\n")
 
-    def trial(case: tuple[str, Deed]) -> str:
-        name, deed = case
+    def trial(case: tuple[str, Action]) -> str:
+        name, action = case
         rig = copy_of_run(bench)
-        damaged, trouble = rig.run / NEWEST, ""
-        deed(damaged / name)
+        damaged, problem = rig.run / NEWEST, ""
+        action(damaged / name)
         if "/" not in name:  # what training alone needs does not hinder the use of a model
             model = (damaged, rig.run)[bench.number % 2]
             done = bench.processes.mtrain("translate", "-m", model, "-i", text)
             good = f"{damaged.parent / 'step-00000002'} is intact; use it"
-            trouble = done.refuses(1, str(damaged), good, lines=1)
+            problem = done.refuses(1, str(damaged), good, lines=1)
         done = bench.train(rig)
         if done.err.count("going back to an earlier checkpoint") != 1:
-            trouble += f"the damage is not reported once on resuming:\n{done.err}"
-        trouble = trouble or done.fails() or rig.differs_from(undisturbed(bench.config)[0])
+            problem += f"the damage is not reported once on resuming:\n{done.err}"
+        problem = problem or done.fails() or rig.differs_from(undisturbed(bench.config)[0])
         shutil.rmtree(rig.directory)
-        return trouble
+        return problem
 
-    cases: list[tuple[str, Deed]] = [(FILES[n % 7], partial(flip, n)) for n in range(1000)]
+    cases: list[tuple[str, Action]] = [(FILES[n % 7], partial(flip, n)) for n in range(1000)]
     cases += [(FILES[n % 7], partial(truncate, n)) for n in range(50)]
-    cases += [(name, deed) for name in FILES for deed in (Path.unlink, writes(b""))]
+    cases += [(name, action) for name in FILES for action in (Path.unlink, writes(b""))]
     bench.inject(trial, cases, quick=4)
 
 
@@ -141,7 +141,7 @@ def huge_zip(path: Path) -> None:
             out.write(bytes(10 << 20))
 
 
-def settings(**changes: object) -> Deed:
+def settings(**changes: object) -> Action:
     """Change settings of a model's own config."""
 
     def change(path: Path) -> None:
@@ -153,12 +153,12 @@ def settings(**changes: object) -> Deed:
     return change
 
 
-def state(key: str, value: object) -> Deed:
+def state(key: str, value: object) -> Action:
     """Change one field of the trainer's state."""
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
 
 
-def type_of_weights(dtype: str, size: int) -> Deed:
+def type_of_weights(dtype: str, size: int) -> Action:
     """Claim another type, of `size` bytes, for weights of the same shapes."""
 
     def change(path: Path) -> None:
@@ -180,7 +180,7 @@ def link_to(target: str, path: Path) -> None:
     path.symlink_to(target)
 
 
-def writes(data: bytes) -> Deed:
+def writes(data: bytes) -> Action:
     return lambda path: path.write_bytes(data)
 
 
@@ -203,7 +203,7 @@ def many_tensors(path: Path) -> None:
 
 
 MODEL, CONFIG, STATE = "model.safetensors", "config.yaml", "trainer/state.json"
-HOSTILE: list[tuple[str, str, Deed]] = [
+HOSTILE: list[tuple[str, str, Action]] = [
     ("2^63 values", MODEL, writes(huge([2**63], 2**63))),
     ("2^63 x 2^63 values", MODEL, writes(huge([2**63, 2**63], 4))),
     ("negative shape", MODEL, writes(huge([-1], 4))),
@@ -245,25 +245,25 @@ def test_hostile_checkpoints(bench: Bench, use: Callable[[Path], list[Done]]) ->
     marker = bench.directory / "marker"
     payload = writes(pickle.dumps(Payload(marker)))
 
-    def trial(case: tuple[str, str, Deed]) -> str:
-        _, name, deed = case
+    def trial(case: tuple[str, str, Action]) -> str:
+        _, name, action = case
         rig = copy_of_run(bench)
         file = rig.run / NEWEST / name
-        deed(file)
+        action(file)
         if file.name != manifest.NAME and not file.is_fifo() and not file.is_symlink():
             manifest.seal(file.parent)
         used = use(rig.run / NEWEST) if "/" not in name else []
-        trouble = [done.refuses(2 if done.code == 2 else 1, str(rig.run)) for done in used]
+        problem = [done.refuses(2 if done.code == 2 else 1, str(rig.run)) for done in used]
         average = ("average", rig.run, "--last", "2", "-o", rig.directory / "mean")
         for done in (*used, bench.processes.mtrain(*average), bench.train(rig)):
             if done.code not in (0, 1, 2) or "Traceback" in done.err:
-                trouble.append(f"exit code {done.code}\n{done.err}")
+                problem.append(f"exit code {done.code}\n{done.err}")
             if done.seconds > MAX_SECONDS or done.memory > MAX_MEMORY:
-                trouble.append(f"{done.seconds:.1f} s, {done.memory} MiB")
+                problem.append(f"{done.seconds:.1f} s, {done.memory} MiB")
         if marker.exists():
-            trouble.append("the payload was run")
+            problem.append("the payload was run")
         shutil.rmtree(rig.directory)
-        return "\n".join(filter(None, trouble))
+        return "\n".join(filter(None, problem))
 
     cases = [*((f"pickle as {name}", name, payload) for name in FILES), *HOSTILE]
     bench.inject(trial, cases, quick=4)
@@ -311,8 +311,8 @@ def test_numbers_that_are_not_finite(bench: Bench) -> None:
         rig = bench.rig()
         done = bench.train(rig, prelude=strike(1, DEEDS[place].format(value=value)))
         words = ("step 2", "not finite", "micro-batch", "checkpoint is intact")
-        if trouble := done.fails(1, *words):
-            return trouble
+        if problem := done.fails(1, *words):
+            return problem
         kept = load_file(rig.run / "checkpoints" / "step-00000001" / "model.safetensors")
         if not all(bool(torch.isfinite(weight).all()) for weight in kept.values()):
             return "it was saved"

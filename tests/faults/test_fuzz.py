@@ -11,4 +11,4 @@ SEED = 12
 def test_nothing_odd_does_harm(bench: Bench) -> None:
     base = Base(bench.directory, bench.processes)
     outcomes = attempts(base, SEED, seconds=600, cases=bench.quick_or_full(30, 1000))
-    assert not any(outcome.troubles for outcome in outcomes), failures(outcomes, SEED)
+    assert not any(outcome.problems for outcome in outcomes), failures(outcomes, SEED)

@@ -71,12 +71,12 @@ def test_a_full_disk(bench: Bench, disk: SmallDisk) -> None:
         seen = disk.seen(rig)
         disk.leave(free)
         done = disk.bench.train(rig)
-        trouble = "" if done.code == 0 else done.fails(1, "No space left")
+        problem = "" if done.code == 0 else done.fails(1, "No space left")
         load_all(seen)
         disk.leave(BALLAST // 2)
-        trouble = trouble or disk.bench.train(rig).fails() or seen.differs_from(other)
+        problem = problem or disk.bench.train(rig).fails() or seen.differs_from(other)
         shutil.rmtree(seen.directory)
-        return trouble
+        return problem
 
     amounts = range(50_000, 850_000, 50_000)  # all of it takes a little more
     bench.inject(trial, amounts, threads=len(os.sched_getaffinity(0)))
@@ -100,8 +100,8 @@ def test_a_directory_that_cannot_be_written(bench: Bench, disk: SmallDisk) -> No
 def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
     def trial(size: int) -> str:
         rig = bench.rig()
-        deed = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-        done = bench.train(rig, prelude=strike(33, deed))
+        action = f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+        done = bench.train(rig, prelude=strike(33, action))
         load_all(rig)
         return done.fails(1, "File too large", "(ulimit -f)") or bench.finishes(rig)
 
@@ -112,13 +112,13 @@ def test_a_limit_on_the_size_of_files(bench: Bench) -> None:
 def test_a_directory_that_vanishes(bench: Bench) -> None:
     def trial(name: str) -> str:
         rig = bench.rig()
-        deed = f"shutil.rmtree(self.directory.path / {name!r})"
-        trouble = bench.train(rig, prelude=strike(53, deed)).fails(1, str(rig.run))
+        action = f"shutil.rmtree(self.directory.path / {name!r})"
+        problem = bench.train(rig, prelude=strike(53, action)).fails(1, str(rig.run))
         if name:  # validated steps whose checkpoints are gone: not begun anew without a word
             gone = "the checkpoints of this run are gone"
-            trouble = trouble or bench.train(rig).fails(2, gone)
+            problem = problem or bench.train(rig).fails(2, gone)
             shutil.rmtree(rig.run)
-        return trouble or bench.finishes(rig)
+        return problem or bench.finishes(rig)
 
     bench.inject(trial, ["checkpoints", ""])
 
@@ -175,20 +175,20 @@ def test_a_signal_while_processes_tokenize(bench: Bench, request: pytest.Fixture
 def test_out_of_memory(bench: Bench) -> None:
     """As the accelerator would say it, and for real: the system refuses more memory."""
 
-    def trial(deed: str) -> str:
+    def trial(action: str) -> str:
         rig = bench.rig()
-        lacking = f"def fail(*_): {deed}\n        self.learner.sum_gradients = fail"
+        lacking = f"def fail(*_): {action}\n        self.learner.sum_gradients = fail"
         done = bench.train(rig, prelude=strike(33, lacking))
         words = ("step 34", "out of memory", "train.max_tokens", "tokens")
-        if trouble := done.fails(1, *words):
-            return trouble
+        if problem := done.fails(1, *words):
+            return problem
         if status(rig.run)["exit_code"] != 1:
             return f"{status(rig.run)}"
         return bench.finishes(rig)
 
-    deeds = [
+    actions = [
         "raise torch.OutOfMemoryError('CUDA out of memory')",
         "raise MemoryError",
         "torch.empty(1 << 50)",
     ]
-    bench.inject(trial, deeds, quick=1)
+    bench.inject(trial, actions, quick=1)

@@ -236,8 +236,8 @@ def test_stopped_in_every_phase(bench: Bench) -> None:
         rig, (place, call) = bench.rig(), PHASES[phase]
         prelude = ASKED.format(phase=place, call=call, times=times, how=how)
         done = bench.train(rig, "--time-limit", "30m", prelude=prelude)
-        if trouble := done.fails(CODES[how]):
-            return trouble
+        if problem := done.fails(CODES[how]):
+            return problem
         found = status(rig.run)
         saved = [
             layout.step_of(path) for path in layout.complete_checkpoints(rig.run / "checkpoints")

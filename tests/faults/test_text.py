@@ -102,11 +102,11 @@ def test_odd_characters(bench: Bench, trained_run: Path) -> None:
         own = Bench(bench.config, bench.directory / name, bench.processes)
         own.directory.mkdir()
         odd = SEPARATORS[name]
-        troubles = {
+        problems = {
             "translate": translate_odd_lines(own, trained_run, odd),
             "eval": score_odd_lines(own, odd),
         }
-        return "\n".join(f"{key}: {text}" for key, text in troubles.items() if text)
+        return "\n".join(f"{key}: {text}" for key, text in problems.items() if text)
 
     bench.inject(trial, list(SEPARATORS), quick=2)
 

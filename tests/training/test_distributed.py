@@ -83,9 +83,9 @@ def undisturbed(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an uninterrupted run of two ranks."""
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     done = train_by(2, config, run)
-    assert done.codes == [0, 0], done.told
-    assert "2 x cpu" in done.told[0]
-    assert done.told[1] == ""
+    assert done.codes == [0, 0], done.stderr
+    assert "2 x cpu" in done.stderr[0]
+    assert done.stderr[1] == ""
     assert (run / "train.log").read_text().count("step 12/12") == 1
     return run
 
@@ -117,7 +117,7 @@ def train_with_everything(size: int, config: Path, run: Path, *others: str, **ho
     ]
     both = f"data.train={json.dumps(parts)}"
     done = train_by(size, config, run, both, *EVERYTHING, *others, **hooks)
-    assert done.codes == [0] * size, done.told
+    assert done.codes == [0] * size, done.stderr
     return run
 
 
@@ -167,7 +167,7 @@ def as_a_tree(values: list[Tensor]) -> Tensor:
 @pytest.mark.parametrize("size", [2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_ranks_add_as_one_tree(tmp_path: Path, size: int) -> None:
     done = start(tmp_path, [partial(add_up, tmp_path)] * size)
-    assert done.codes == [0] * size, done.told
+    assert done.codes == [0] * size, done.stderr
     for rank in range(size):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [True] * 11, rank
 
@@ -196,7 +196,7 @@ def test_corpora_of_few_batches_end(tmp_path: Path, pairs: int) -> None:
     """Three ranks train on 1 and 3 batches."""
     config = write_config(tmp_path, pairs=pairs, **{"train.max_tokens": 32, "train.max_steps": 5})
     done = train_by(3, config, tmp_path / "run")
-    assert done.codes == [0, 0, 0], done.told
+    assert done.codes == [0, 0, 0], done.stderr
     assert status(tmp_path / "run")["state"] == "complete"
 
 
@@ -217,9 +217,9 @@ def test_killed_and_resumed_is_undisturbed(
     done = train_by(2, config, run, hooks={rank: at_step_7("SIGKILL")})
     assert done.codes[rank] == -signal.SIGKILL
     assert done.codes[other] == EXIT_FAILED
-    assert "another process of the job has ended" in done.told[other]
-    assert not re.search(r"pair\.cc|This is typically", done.told[other])
-    assert "Traceback" not in done.told[other]
+    assert "another process of the job has ended" in done.stderr[other]
+    assert not re.search(r"pair\.cc|This is typically", done.stderr[other])
+    assert "Traceback" not in done.stderr[other]
     assert [path.name for path in layout.complete_checkpoints(run / "checkpoints")] == [
         "step-00000004"
     ]
@@ -252,9 +252,9 @@ def test_a_signal_to_one_stops_and_saves_all(
 ) -> None:
     run, (name, code) = tmp_path / "run", reason
     done = train_by(2, config, run, hooks={rank: hook})
-    assert done.codes == [code, code], done.told
-    assert f"stopped by {name}" in done.told[0]
-    assert done.told[1] == ""
+    assert done.codes == [code, code], done.stderr
+    assert f"stopped by {name}" in done.stderr[0]
+    assert done.stderr[1] == ""
     found = status(run)
     assert (found["state"], found["exit_code"], found["step"]) == ("stopped", code, step)
     assert train_by(2, config, run).codes == [0, 0]
@@ -285,9 +285,9 @@ def test_rank_0_reports_the_failure_of_any(
     config: Path, tmp_path: Path, hook: Any, override: str, message: str
 ) -> None:
     done = train_by(2, config, tmp_path / "run", override, hooks={1: hook})
-    assert done.codes == [EXIT_FAILED] * 2, done.told
-    assert message in done.told[0]
-    assert done.told[1] == ""
+    assert done.codes == [EXIT_FAILED] * 2, done.stderr
+    assert message in done.stderr[0]
+    assert done.stderr[1] == ""
     assert status(tmp_path / "run")["state"] == "failed"
 
 
@@ -297,8 +297,8 @@ def test_processes_with_other_settings_are_refused(config: Path, tmp_path: Path)
     runs = [tmp_path / name for name in "ab"]
     done = start(tmp_path, [partial(command, [*arguments, f"run_dir={r}"], None) for r in runs])
     assert done.codes == [EXIT_REFUSED] * 2
-    assert "different settings" in done.told[0]
-    assert done.told[1] == ""
+    assert "different settings" in done.stderr[0]
+    assert done.stderr[1] == ""
     assert not any(run.exists() for run in runs)
 
 
@@ -309,9 +309,9 @@ def read_other_text() -> None:
 def test_processes_that_read_other_text_are_refused(config: Path, tmp_path: Path) -> None:
     """As where a file is not the same on all machines."""
     done = train_by(2, config, tmp_path / "run", hooks={1: read_other_text})
-    assert done.codes == [EXIT_REFUSED] * 2, done.told
-    assert "the processes of this job got different text" in done.told[0]
-    assert done.told[1] == ""
+    assert done.codes == [EXIT_REFUSED] * 2, done.stderr
+    assert "the processes of this job got different text" in done.stderr[0]
+    assert done.stderr[1] == ""
 
 
 @pytest.mark.parametrize(
@@ -358,13 +358,13 @@ def test_a_run_goes_on_with_any_number_of_ranks(
         refused = train_by(1, config, run, f"train.{key}=3")
         assert refused.codes == [EXIT_REFUSED]
         assert (
-            "train.step_batches: a step of this run has 2 micro-batches, not 3" in refused.told[0]
+            "train.step_batches: a step of this run has 2 micro-batches, not 3" in refused.stderr[0]
         )
     three = train_by(3, config, run, hooks={2: partial(at_step, 10, kill_self)})
     assert three.codes[2] == -signal.SIGKILL
-    assert "by process: 1, 1, 0\n" in three.told[0]
+    assert "by process: 1, 1, 0\n" in three.stderr[0]
     alone = train_by(1, config, run, "train.step_batches=2")
-    assert alone.codes == [0], alone.told
+    assert alone.codes == [0], alone.stderr
     assert differences(run, undisturbed) == []
 
 
@@ -377,7 +377,7 @@ def test_keys_that_contradict_each_other_are_refused_at_the_first_start(
 ) -> None:
     done = train_by(2, config, tmp_path / "run", "train.step_batches=8", "train.accum_steps=3")
     assert done.codes == [EXIT_REFUSED] * 2
-    assert "has 8 micro-batches, not 6 (train.accum_steps 3, processes 2)" in done.told[0]
+    assert "has 8 micro-batches, not 6 (train.accum_steps 3, processes 2)" in done.stderr[0]
 
 
 # --- torchrun's variables -----------------------------------------------------------------------
@@ -529,7 +529,7 @@ LONG = ("train.max_steps=400", "train.log_every=10", "train.save_every=20", "tra
 def undisturbed_long(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("long") / "run"
     done = train_by(2, config, run, *LONG)
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr
     return run
 
 
@@ -552,7 +552,7 @@ class Job:
     """A job that torchrun has ended."""
 
     code: int
-    told: str
+    stderr: str
 
 
 @contextmanager
@@ -564,8 +564,8 @@ def torchrun(size: int, arguments: list[str], program: list[str] | None = None) 
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
 
         def end() -> Job:
-            _, told = job.communicate(timeout=200)
-            return Job(job.returncode, told)
+            _, stderr = job.communicate(timeout=200)
+            return Job(job.returncode, stderr)
 
         yield end
 
@@ -580,8 +580,8 @@ def test_torchrun_starts_again_after_a_kill(
             wait_for_step(run, step)
             os.kill(status(run)["pid"], signal.SIGKILL)
         done = end()
-    assert done.code == 0, done.told
-    assert done.told.count("resuming at step") == 2
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("resuming at step") == 2
     assert differences(run, undisturbed_long) == []
 
 
@@ -611,10 +611,10 @@ def test_machines_join_and_leave(config: Path, tmp_path: Path) -> None:
             for process in (*children(second.pid), second.pid):
                 os.kill(process, signal.SIGKILL)
             second.communicate()
-        _, told = first.communicate(timeout=300)
-    assert first.returncode == 0, told
-    assert "stopped by SIGTERM" in told
-    assert "another process of the job has ended" in told
+        _, stderr = first.communicate(timeout=300)
+    assert first.returncode == 0, stderr
+    assert "stopped by SIGTERM" in stderr
+    assert "another process of the job has ended" in stderr
     assert differences(run, alone) == []
 
 
@@ -674,8 +674,8 @@ def test_torchrun_does_not_restart_a_job_that_ended_by_itself(
     with torchrun(size, [*long_run(config, run), *longer, *options], program) as end:
         done = end()
     assert done.code == 1
-    assert done.told.count("training a bpe vocabulary") <= 1, done.told
-    assert done.told.count(f"not restarted: this job has ended with exit code {code}") == 3
+    assert done.stderr.count("training a bpe vocabulary") <= 1, done.stderr
+    assert done.stderr.count(f"not restarted: this job has ended with exit code {code}") == 3
     found = status(run)
     assert (found["state"], found["exit_code"]) == (ends, code)
     assert reason in found["reason"]
@@ -695,9 +695,9 @@ def nothing() -> None:
 
 @pytest.mark.slow
 def test_processes_that_never_meet_are_reported(tmp_path: Path) -> None:
-    output = tmp_path / "told"
+    output = tmp_path / "stderr"
     done = start(tmp_path, [partial(wait_in_vain, output), nothing])
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr
     assert output.read_text().startswith(
         "rank 0 of 2: cannot connect to the other processes of the job: "
     )
@@ -734,8 +734,8 @@ def raise_all_kinds(output: Path) -> None:
             try:
                 meet(partial(failing, error) if is_mine else str)
             except UserError as caught:
-                kind, told = type(caught).__name__, not caught.is_silent
-                found.append([kind, str(caught), caught.exit_code, told])
+                kind, stderr = type(caught).__name__, not caught.is_silent
+                found.append([kind, str(caught), caught.exit_code, stderr])
         found.append(ranks.agree(None, None, 0))
         found.append(ranks.agree(("SIGTERM", 143) if ranks.rank else None, None, 0))
         found.append(ranks.from_rank_0(lambda: b"a\nb\xff" * 100_000, bytes).count(b"\n"))
@@ -758,7 +758,7 @@ def raise_all_kinds(output: Path) -> None:
 
 def test_an_error_of_one_rank_is_raised_on_all_and_reported_by_rank_0(tmp_path: Path) -> None:
     done = start(tmp_path, [partial(raise_all_kinds, tmp_path)] * 2)
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     own, other = ("UserError", "no", EXIT_FAILED, True), f"rank 1 on {HOST}: no"
     assert first[:4] == [[*own]] * 4
@@ -827,7 +827,7 @@ def leave(output: Path, fails: bool) -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_no_rank_leaves_before_the_last_one(tmp_path: Path, fails: bool) -> None:
     done = start(tmp_path, [partial(leave, tmp_path, fails)] * 2)
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr
 
 
 def fail_alone() -> None:
@@ -847,4 +847,4 @@ def fail_alone() -> None:
 
 def test_a_rank_that_fails_alone_takes_part_in_nothing_more(tmp_path: Path) -> None:
     done = start(tmp_path, [fail_alone] * 2)
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr

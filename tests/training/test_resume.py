@@ -391,7 +391,7 @@ from mtrain.training.trainer import Trainer
 step = Trainer.take_step
 def struck(self, *arguments):
     if self.progress.step + 1 == 11:
-        {deed}
+        {action}
     return step(self, *arguments)
 Trainer.take_step = struck
 """
@@ -402,15 +402,15 @@ def kill(name: str) -> str:
     return f"os.kill(os.getpid(), signal.{name})"
 
 
-def train_struck(run: Path, deed: str) -> subprocess.CompletedProcess[str]:
-    """Do what `mtrain train` does in a process of its own, and `deed` within step 11."""
+def train_struck(run: Path, action: str) -> subprocess.CompletedProcess[str]:
+    """Do what `mtrain train` does in a process of its own, and `action` within step 11."""
     options = ["--set", f"run_dir={run}", "--time-limit", "30m"]
-    prelude = AT_STEP_11.format(deed=deed)
+    prelude = AT_STEP_11.format(action=action)
     return run_mtrain("train", "-c", config_of_all(), *options, prelude=prelude)
 
 
 @pytest.mark.parametrize(
-    ("deed", "code", "reason"),
+    ("action", "code", "reason"),
     [
         (kill("SIGTERM"), EXIT_TERMINATED, "stopped by SIGTERM"),
         (kill("SIGINT"), EXIT_INTERRUPTED, "stopped by SIGINT"),
@@ -420,8 +420,8 @@ def train_struck(run: Path, deed: str) -> subprocess.CompletedProcess[str]:
         (kill("SIGKILL"), -signal.SIGKILL, ""),
     ],
 )
-def test_real_processes_stop_and_resume(run: Path, deed: str, code: int, reason: str) -> None:
-    done = train_struck(run, deed)
+def test_real_processes_stop_and_resume(run: Path, action: str, code: int, reason: str) -> None:
+    done = train_struck(run, action)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert "Traceback" not in done.stderr
     assert ("run the same command again" in done.stderr) == bool(reason)
@@ -454,13 +454,13 @@ LONG_CALL = (
 
 
 @pytest.mark.parametrize(
-    "deed",
+    "action",
     [f"{kill('SIGTERM')}; time.sleep(0.2); {kill('SIGTERM')}; time.sleep(9)", LONG_CALL],
     ids=["in Python", "in a library"],
 )
-def test_a_second_signal_ends_at_once(run: Path, deed: str) -> None:
+def test_a_second_signal_ends_at_once(run: Path, action: str) -> None:
     """Both come within one step, so that nothing can have been saved in between."""
-    assert train_struck(run, deed).returncode == EXIT_TERMINATED
+    assert train_struck(run, action).returncode == EXIT_TERMINATED
     assert steps(run) == [4, 8]
 
 

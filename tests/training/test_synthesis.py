@@ -324,7 +324,7 @@ def test_processes_and_threads_change_nothing(
         monkeypatch.setenv("MTRAIN_CACHE", str(tmp_path / f"cache-{name}"))
         hooks = dict.fromkeys(range(size), small_shards)
         done = train_by(size, path, run, *settings, hooks=hooks)
-        assert done.codes == [0] * size, done.told
+        assert done.codes == [0] * size, done.stderr
         found.append((run / "synthetic" / "1" / "pairs.jsonl").read_bytes())
     assert len(set(found)) == 1
 
@@ -349,7 +349,7 @@ def test_no_shard_is_translated_twice_by_ranks_without_a_common_cache(
     path = write(tmp_path, {"src": text(tmp_path), "model": str(trained_run)})
     hooks = {rank: partial(use_own_cache, tmp_path, rank) for rank in range(2)}
     done = train_by(2, path, tmp_path / "run", hooks=hooks)
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr
     assert [src for src, _ in pairs_of(tmp_path / "run")] == LINES
 
 
@@ -394,9 +394,9 @@ def test_a_run_reads_its_own_text_from_then_on(
     assert train(path, "--set", "train.max_steps=6") == EXIT_FAILED
     message = f"1/pairs.jsonl: {size + len(added)} bytes instead of {size}"
     advice = f"restore it, or remove {pairs.parent} and run the same command to make it again"
-    told = capsys.readouterr().err
-    assert message in told
-    assert advice in told
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert advice in stderr
 
 
 def test_a_report_checks_the_text_that_was_made_wherever_the_run_is(

@@ -61,7 +61,7 @@ def test_ranks_translate_in_order_and_one_writes(
     found = []
     for size in (1, 2):
         done, outputs = run_ranks(tmp_path, [arguments] * size, source)
-        assert done.codes == [0] * size, done.told
+        assert done.codes == [0] * size, done.stderr
         found.append(outputs)
     assert found[1] == [found[0][0], b""]
     assert found[0][0].count(b"\n") >= 12
@@ -83,7 +83,7 @@ def test_ranks_with_different_commands_are_refused(trained_run: Path, tmp_path: 
     arguments = ["translate", "-m", str(trained_run), "-i", os.devnull, "-o"]
     done, _ = run_ranks(tmp_path, [[*arguments, output] for output in outputs])
     assert done.codes == [2, 2]
-    assert "different commands" in done.told[0]
+    assert "different commands" in done.stderr[0]
     assert not any(map(os.path.exists, outputs))
 
 
@@ -95,7 +95,7 @@ def test_ranks_with_different_models_are_refused(trained_run: Path, tmp_path: Pa
         (tmp_path / folder / "model").symlink_to(step)
     done = start(tmp_path, [partial(translate_in, tmp_path / folder) for folder in "ab"])
     assert done.codes == [2, 2]
-    assert "different models" in done.told[0]
+    assert "different models" in done.stderr[0]
 
 
 def test_a_run_in_training_may_remove_a_checkpoint_that_was_loaded(
@@ -118,7 +118,7 @@ def test_rank_0_scores(trained_run: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_text("".join(line + "\n" for line in side))
     files = ["-s", str(tmp_path / "s"), "-r", str(tmp_path / "r")]
     done, outputs = run_ranks(tmp_path, [["eval", "-m", str(trained_run), *files, "--json"]] * 2)
-    assert done.codes == [0, 0], done.told
+    assert done.codes == [0, 0], done.stderr
     assert b'"lines": 20' in outputs[0]
     assert outputs[1] == b""
 
@@ -135,8 +135,8 @@ def test_commands_of_one_process_refuse_several_ranks(
     arguments = words.replace(" r", f" {tmp_path}/r").split()
     done, outputs = run_ranks(tmp_path, [arguments] * 2)
     assert done.codes == [2, 2]
-    assert "uses one process; start it without torchrun" in done.told[0]
-    assert (done.told[1], outputs) == ("", [b"", b""])
+    assert "uses one process; start it without torchrun" in done.stderr[0]
+    assert (done.stderr[1], outputs) == ("", [b"", b""])
 
 
 @pytest.mark.parametrize(("rank", "waits"), [("0", []), ("1", [opening.RANK_0_SECONDS])])
