@@ -1463,6 +1463,17 @@ def test_no_output_is_lost_without_a_message(
     assert "Traceback" not in done.stderr
 
 
+def shown_on(here: int, there: int) -> bytes:
+    """Close a pseudo-terminal, given by its two ends, and return what it has shown."""
+    os.close(there)
+    shown = b""
+    with suppress(OSError):  # Linux's way to report the end
+        while some := os.read(here, 1 << 16):
+            shown += some
+    os.close(here)
+    return shown.replace(b"\r\n", b"\n")
+
+
 def on_a_terminal(
     *arguments: str | Path, stdin: bytes, cwd: Path | None = None, code: int = 0, **variables: str
 ) -> bytes:
@@ -1472,13 +1483,7 @@ def on_a_terminal(
     env = {**os.environ, "TERM": "xterm", **variables}
     options = {"input": stdin, "stdout": there, "cwd": cwd, "env": env, "timeout": 300}
     assert subprocess.run(command, check=False, **options).returncode == code
-    os.close(there)
-    shown = b""
-    with suppress(OSError):  # which is how Linux tells the end
-        while some := os.read(here, 1 << 16):
-            shown += some
-    os.close(here)
-    return shown.replace(b"\r\n", b"\n")
+    return shown_on(here, there)
 
 
 ESCAPES = "a\x1b]0;b\x07\tc\r\x7f\x9b2Jé\u200d\xa0".encode()
@@ -1653,7 +1658,7 @@ def test_severities_have_colours_on_a_terminal(tmp_path: Path) -> None:
     assert b"\x1b" not in monochrome
 
 
-# --- what a person at a terminal is told --------------------------------------------------------
+# --- what a person at a terminal sees -----------------------------------------------------------
 
 
 def typed(text: bytes, *arguments: str | Path, stdout: Path | None = None, cwd: Path) -> str:
@@ -1668,14 +1673,9 @@ def typed(text: bytes, *arguments: str | Path, stdout: Path | None = None, cwd: 
     terminal = os.ttyname(there)
     streams = {"stdin": terminal, "stdout": str(stdout or terminal), "stderr": terminal}
     done = run_mtrain(*arguments, cwd=cwd, streams=streams)
-    os.close(there)
-    shown = b""
-    with suppress(OSError):
-        while some := os.read(here, 1 << 16):
-            shown += some
-    os.close(here)
+    shown = shown_on(here, there).decode()
     assert done.returncode == 0, shown
-    return shown.replace(b"\r\n", b"\n").decode()
+    return shown
 
 
 def test_translate_guides_who_types(trained_run: Path, tmp_path: Path) -> None:
