@@ -184,16 +184,23 @@ class BeamSearch:
 
     def _done(self, live: Tensor) -> set[int]:
         """Return the positions of the sentences that are done, given the scores (B, C) of
-        unfinished candidates.
+        unfinished candidates: at the length limit, or with enough finished hypotheses and no live
+        one that is better than these by `LIVE_MARGIN`. Without the margin, a confident model would
+        stop too early, with a beam full of unlikely endings. A beam of 1 is greedy search, which
+        ends with its first eos: it has no other candidate.
         """
-        positions = [i for i, sentence in enumerate(self.sentences) if self._may_be_done(sentence)]
-        if not positions:
-            return set()  # without waiting for the scores, which a GPU may still compute
-        best_live = live.amax(1).tolist()
-        done = {i for i in positions if self._is_done(self.sentences[i], best_live[i])}
-        for position in done:
-            if not self.finished[self.sentences[position]]:
-                self.finished[self.sentences[position]].append(self._unfinished(position))
+        time = self.hypotheses.shape[1]
+        finished = [self.finished[sentence] for sentence in self.sentences]
+        done = {i for i, number in enumerate(self.sentences) if self.rules.is_last(number, time)}
+        for i in done:
+            if not finished[i]:
+                finished[i].append(self._unfinished(i))
+        full = {i for i, found in enumerate(finished) if len(found) >= self.beam_size} - done
+        if full:  # in other steps, do not wait for the scores, which a GPU may still compute
+            best_live = live.amax(1).tolist()
+            for i in full:
+                if best_live[i] <= LIVE_MARGIN + max(h.score for h in finished[i]):
+                    done.add(i)
         return done
 
     def _drop(self, done: set[int]) -> Tensor | None:
@@ -208,21 +215,6 @@ class BeamSearch:
         kept = [last.pop() if position in done else position for position in range(count)]
         self.sentences = [self.sentences[position] for position in kept]
         return torch.tensor(kept, dtype=torch.int64, device=self.device)
-
-    def _may_be_done(self, sentence: int) -> bool:
-        """Whether a sentence is at its limit or has enough finished hypotheses."""
-        is_last = self.rules.is_last(sentence, self.hypotheses.shape[1])
-        return is_last or len(self.finished[sentence]) >= self.beam_size
-
-    def _is_done(self, sentence: int, best_live: float) -> bool:
-        """Whether a sentence that may be done is at its limit, or has no live hypothesis that is
-        better than the finished ones by `LIVE_MARGIN`. Without the margin, a confident model would
-        stop too early, with a beam full of unlikely endings. A beam of 1 is greedy search, which
-        ends with its first eos: it has no other candidate.
-        """
-        if self.rules.is_last(sentence, self.hypotheses.shape[1]):
-            return True
-        return best_live <= LIVE_MARGIN + max(h.score for h in self.finished[sentence])
 
     def _unfinished(self, position: int) -> Hypothesis:
         """Return the best hypothesis of a sentence at its limit, where eos has no probability."""
