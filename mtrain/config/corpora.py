@@ -24,9 +24,9 @@ from mtrain.runtime.errors import is_utf8, printable
 INT_LIMIT = 2**31  # libraries overflow beyond 32 bits
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1, lt=INT_LIMIT)]
-NotNegative = Annotated[int, Field(ge=0, lt=INT_LIMIT)]
-Word = Annotated[str, Field(min_length=1)]
+PositiveInt = Annotated[int, Field(ge=1, lt=INT_LIMIT)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=INT_LIMIT)]
+NonEmptyStr = Annotated[str, Field(min_length=1)]
 MAX_PIECE_LENGTH = 1000  # characters of a piece of a vocabulary
 Piece = Annotated[str, Field(min_length=1, max_length=MAX_PIECE_LENGTH)]
 
@@ -43,8 +43,8 @@ def _expanded(expand: Callable[[str], str]) -> Callable[[str, ValidationInfo], s
     return validate
 
 
-PathText = Annotated[Word, AfterValidator(_expanded(files.expand_path))]
-DatasetName = Annotated[Word, AfterValidator(_expanded(files.expand_dataset))]
+PathText = Annotated[NonEmptyStr, AfterValidator(_expanded(files.expand_path))]
+DatasetName = Annotated[NonEmptyStr, AfterValidator(_expanded(files.expand_dataset))]
 TABLE = r"^.+\.((tsv|jsonl|tmx)(\.(gz|zst))?|parquet)$"
 TableName = Annotated[str, Field(pattern=TABLE), AfterValidator(_expanded(files.expand_path))]
 
@@ -73,11 +73,11 @@ class Synthesis(Section):
 
     model: Annotated[list[PathText], BeforeValidator(_as_list), Field(min_length=1)] = []
     """run or checkpoint directory that translates the given side; a list is an ensemble"""
-    model_tag: Word | None = None
+    model_tag: NonEmptyStr | None = None
     """tag that chooses the direction, for a model of several directions"""
     sample: bool = False
     """sample translations at random instead of searching"""
-    top_k: NotNegative = 0
+    top_k: NonNegativeInt = 0
     """number of most likely tokens to sample from; 0: all"""
     beam_size: Annotated[int, Field(ge=1, le=1000)] | None = None
     """hypotheses kept per sentence; null: as in the model's run"""
@@ -100,9 +100,9 @@ class CorpusEntry(Synthesis):
     """exchange source and target, to learn the other direction"""
     tag: Piece | None = None
     """token to put before each source, such as <bt>"""
-    src_lang: Word | None = None
+    src_lang: NonEmptyStr | None = None
     """language code of src; null: data.src_lang"""
-    tgt_lang: Word | None = None
+    tgt_lang: NonEmptyStr | None = None
     """language code of tgt; null: data.tgt_lang"""
 
     @model_validator(mode="before")
@@ -145,7 +145,7 @@ class GeneratedCorpus(CorpusEntry):
     """generator: phrasebook (English-German)"""
     split: Literal["train", "valid", "test"]
     """part of the generated corpus: train, valid or test; they do not overlap"""
-    pairs: Positive
+    pairs: PositiveInt
     """number of pairs to generate"""
 
 
@@ -162,9 +162,9 @@ class FileCorpus(CorpusEntry):
 
     file: TableName
     """a .tsv, .jsonl or .tmx file, also with .gz or .zst, or a .parquet file"""
-    src: NotNegative | Word
+    src: NonNegativeInt | NonEmptyStr
     """column of the source text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
-    tgt: NotNegative | Word
+    tgt: NonNegativeInt | NonEmptyStr
     """column of the target text: a name, or a number from 0 in a .tsv; in a .tmx its language"""
 
     @property
@@ -178,13 +178,13 @@ class HubCorpus(CorpusEntry):
 
     dataset: DatasetName
     """name on the Hugging Face hub, or a local folder"""
-    name: Word | None = None
+    name: NonEmptyStr | None = None
     """configuration of the dataset, such as de-en"""
-    split: Word
+    split: NonEmptyStr
     """split of the dataset, such as train or train[:1%]"""
-    src: Word
+    src: NonEmptyStr
     """column of the dataset with the source text; a dot selects a nested field"""
-    tgt: Word
+    tgt: NonEmptyStr
     """column of the dataset with the target text; a dot selects a nested field"""
     streaming: bool = False
     """read the dataset over the network at each start, without a copy on disk"""

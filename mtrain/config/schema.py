@@ -16,12 +16,12 @@ from mtrain.config.corpora import (
     CorpusEntry,
     CorpusList,
     Fraction,
-    NotNegative,
+    NonEmptyStr,
+    NonNegativeInt,
     PathText,
     Piece,
-    Positive,
+    PositiveInt,
     Section,
-    Word,
 )
 from mtrain.config.languages import BleuTokenizer, known_script, tokenizer_for
 from mtrain.config.yaml_reader import dump_document
@@ -34,9 +34,9 @@ UnitInterval = Annotated[float, Field(ge=0, le=1)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Layers = Annotated[int, Field(ge=1, le=1000)]
 MicroBatches = Annotated[int, Field(ge=1, le=1 << 16)]
-PositiveNumber = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 Metric = Literal["bleu", "chrf", "nll", "command"]
-Script = Annotated[Word, AfterValidator(known_script)]
+Script = Annotated[NonEmptyStr, AfterValidator(known_script)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,199}$")]
 
 
@@ -45,9 +45,9 @@ class DataConfig(Section):
 
     root: PathText | None = None
     """directory that relative corpus paths start from; null: the working directory"""
-    src_lang: Word
+    src_lang: NonEmptyStr
     """source language code"""
-    tgt_lang: Word
+    tgt_lang: NonEmptyStr
     """target language code; BLEU is tokenized for it"""
     bleu_tokenize: BleuTokenizer | None = None
     """sacreBLEU's tokenizer for BLEU; null: that of the target language"""
@@ -128,7 +128,7 @@ class DataConfig(Section):
 class FilterConfig(Section):
     """Which training pairs are dropped and counted, in addition to those over `data.max_length`."""
 
-    min_length: NotNegative = 0
+    min_length: NonNegativeInt = 0
     """drop pairs with fewer tokens on either side, with eos"""
     max_ratio: Annotated[float, Field(ge=1)] | None = None
     """drop pairs with a side over this many times as long as the other, in tokens; null: off"""
@@ -151,7 +151,7 @@ class TokenizerConfig(Section):
 
     path: PathText | None = None
     """existing SentencePiece model to use as it is; null: train one"""
-    vocab_size: Positive = 8000
+    vocab_size: PositiveInt = 8000
     """number of pieces, including special pieces and bytes"""
     model_type: Literal["bpe", "unigram"] = "bpe"
     """SentencePiece algorithm: bpe or unigram"""
@@ -216,9 +216,9 @@ class TrainConfig(Section):
     """cpu, cuda, cuda:N, mps or auto: cuda if there is one, else mps, else cpu"""
     threads: Auto | Annotated[int, Field(ge=1, le=4096)] = "auto"
     """CPU threads; auto: one per core"""
-    max_steps: Positive = 100000
+    max_steps: PositiveInt = 100000
     """optimizer updates; a larger number continues a complete run"""
-    max_tokens: Positive = 4096
+    max_tokens: PositiveInt = 4096
     """largest micro-batch on each process, in padded tokens per side: rows x longest side"""
     accum_steps: MicroBatches = 1
     """micro-batches per step on each process, if step_batches is not given"""
@@ -238,21 +238,21 @@ class TrainConfig(Section):
     """validate and save a moving average of the weights, with this decay per step; null: off"""
     schedule: Literal["noam", "inverse_sqrt", "linear", "cosine", "constant"] = "noam"
     """learning rate after the warm-up: noam, inverse_sqrt, linear, cosine or constant"""
-    warmup_steps: NotNegative = 4000
+    warmup_steps: NonNegativeInt = 4000
     """steps of linear warm-up"""
-    lr_factor: PositiveNumber | None = None
+    lr_factor: PositiveFloat | None = None
     """noam: factor of the paper's learning rate; 1.0 if peak_lr is not given either"""
-    peak_lr: PositiveNumber | None = None
+    peak_lr: PositiveFloat | None = None
     """peak learning rate, instead of lr_factor"""
     label_smoothing: Fraction = 0.1
     """probability mass that is spread evenly over the vocabulary"""
-    consistency: PositiveNumber | None = None
+    consistency: PositiveFloat | None = None
     """SimCut: weight of the divergence from a view with zeroed embeddings, such as 1; null: off"""
     cutoff: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """fraction of token embeddings that the second view of consistency sets to zero"""
     adam_betas: Annotated[list[Fraction], Field(min_length=2, max_length=2)] = [0.9, 0.98]
     """decay rates of Adam's two moments"""
-    adam_eps: PositiveNumber = 1e-9
+    adam_eps: PositiveFloat = 1e-9
     """Adam's epsilon"""
     clip_norm: Annotated[float, Field(ge=0)] = 1.0
     """maximum gradient norm; 0: no clipping, as in the paper"""
@@ -262,21 +262,21 @@ class TrainConfig(Section):
     """use torch.compile; auto: on CUDA with packing and a d_model of 512 or more"""
     packing: Auto | bool = "auto"
     """pack pairs into rows of 128 tokens per side; auto: on CUDA"""
-    log_every: Positive = 50
+    log_every: PositiveInt = 50
     """steps between records in metrics.jsonl"""
     tensorboard: bool = False
     """also write the records to RUN_DIR/tensorboard; needs mtrain[tensorboard]"""
-    valid_every: Positive = 1000
+    valid_every: PositiveInt = 1000
     """steps between validations; a multiple of save_every"""
-    save_every: Positive = 1000
+    save_every: PositiveInt = 1000
     """steps between scheduled checkpoints"""
-    keep_checkpoints: Positive = 5
+    keep_checkpoints: PositiveInt = 5
     """number of newest checkpoints to keep, in addition to the best; at least average_last"""
-    patience: NotNegative = 10
+    patience: NonNegativeInt = 10
     """stop after this many validations without a better score; 0: off"""
     metric: Metric = "bleu"
     """score that chooses the best model: bleu, chrf, nll or command (train --metric-command)"""
-    average_last: NotNegative = 5
+    average_last: NonNegativeInt = 5
     """number of newest checkpoints that are averaged at the end; 0 or 1: none"""
 
     def micro_batches(self, ranks: int) -> int:
@@ -305,11 +305,11 @@ class DecodeConfig(Section):
     """sample translations at random instead of searching"""
     temperature: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """sampling temperature; below 1 prefers likely tokens"""
-    top_k: NotNegative = 0
+    top_k: NonNegativeInt = 0
     """number of most likely tokens to sample from; 0: all"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """sample from the most likely tokens that together have this probability"""
-    no_repeat_ngram: NotNegative = 0
+    no_repeat_ngram: NonNegativeInt = 0
     """never repeat an n-gram of this length; 0: off"""
     max_len_a: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """longest translation: max_len_a * source length + max_len_b tokens"""
@@ -317,7 +317,7 @@ class DecodeConfig(Section):
     """constant part of the longest translation, in tokens"""
     max_source_length: Annotated[int, Field(ge=2, le=1 << 20)] = 1024
     """longest source in tokens, with eos; longer lines are cut, with a warning"""
-    batch_tokens: Positive = 4096
+    batch_tokens: PositiveInt = 4096
     """largest batch, in padded source tokens x beam_size; a longer line is a batch of its own"""
     window: Annotated[int, Field(ge=1, le=1_000_000)] = 20000
     """lines read ahead and sorted by length"""
@@ -334,7 +334,7 @@ class Config(Section):
 
     run_dir: PathText
     """directory of the run"""
-    seed: NotNegative = 1
+    seed: NonNegativeInt = 1
     """seed of every random choice"""
     data: DataConfig
     filter: FilterConfig = FilterConfig()
