@@ -12,7 +12,7 @@ from typing import IO
 
 from mtrain.corpus.lines import PACKED, bounded_lines, open_bytes, reading_from
 from mtrain.runtime import outputs
-from mtrain.runtime.console import GREEN, RED, YELLOW, block, paint, writing
+from mtrain.runtime.console import GREEN, RED, YELLOW, make_blocking, paint, writing
 from mtrain.runtime.errors import RefusedError, printable
 
 # Coloured words: a severity at the start of a line, or a verdict after a difference of scores.
@@ -29,7 +29,7 @@ def reading(name: str) -> Iterator[Iterator[bytes]]:
         with open_bytes(Path(name)) as stream:
             yield _lines(stream, name)
         return
-    block(0)
+    make_blocking(0)
     yield _lines(sys.stdin.buffer, "stdin")
 
 

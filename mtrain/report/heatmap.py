@@ -1,7 +1,7 @@
 """Heat maps of attention, and `render`, which fills the templates of all HTML pages.
 
 The templates escape all text. Sentences and other text from files also pass through `printable`,
-which spells out characters that are invisible or reorder the text around them.
+which escapes characters that are invisible or reorder the text around them.
 """
 
 import math

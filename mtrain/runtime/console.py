@@ -70,14 +70,14 @@ def writing(
     name: str | int, *, highlight: Callable[[str], str] | None = None
 ) -> Iterator[IO[bytes]]:
     """Open a path, stdout (`-`), or a standard stream by its number, for writing bytes. A terminal
-    gets control characters spelled out and text as `highlight` returns it.
+    gets escaped control characters and text as `highlight` returns it.
     """
     restore_interrupt()
     target = 1 if name == "-" else name
     shown = str(target)
     if isinstance(target, int):
         shown = ("stdin", "stdout", "stderr")[target]
-        block(target)
+        make_blocking(target)
     # not `sys.stdout`, which may write only a part of a line under PYTHONUNBUFFERED
     with (
         handling_write_errors(shown),
@@ -86,8 +86,8 @@ def writing(
         yield cast(IO[bytes], _Terminal(sink, highlight)) if sink.isatty() else sink
 
 
-def block(number: int) -> None:
-    """Let a standard stream wait: another program that shares it may have made it non-blocking."""
+def make_blocking(number: int) -> None:
+    """Make a standard stream blocking: another program that shares it may have changed that."""
     with suppress(OSError):
         os.set_blocking(number, True)
 
@@ -141,13 +141,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 class _Terminal(BufferedIOBase):
-    """A stream to a terminal that spells out control characters."""
+    """A stream to a terminal that escapes control characters."""
 
     def __init__(self, sink: IO[bytes], highlight: Callable[[str], str] | None) -> None:
         self.sink, self.highlight = sink, highlight
 
     def write(self, data: Any) -> int:
-        """Write bytes; bytes that are not UTF-8 are spelled out, too."""
+        """Write bytes; bytes that are not UTF-8 are escaped, too."""
         text = bytes(data).decode("utf-8", "backslashreplace")
         shown = _CONTROL.sub(lambda c: ascii(c[0])[1:-1], text)
         if self.highlight:

@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8: lone surrogates cannot, which JSON may spell, and
+    """Whether a text can be encoded as UTF-8: lone surrogates cannot, which JSON may hold, and
     which Python puts in place of bytes of file names that are not UTF-8.
     """
     try:

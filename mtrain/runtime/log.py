@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mtrain")
 
 
-def _spell_out(record: logging.LogRecord) -> bool:
+def _escape_arguments(record: logging.LogRecord) -> bool:
     """Make the arguments of a message printable: names and text from outside may contain line
     breaks, which would forge a line of a log, and escapes, which a terminal would execute. A
     `UserError` is printable already.
@@ -33,7 +33,7 @@ def _spell_out(record: logging.LogRecord) -> bool:
     return True
 
 
-logger.addFilter(_spell_out)
+logger.addFilter(_escape_arguments)
 
 # Columns that the progress bar of a training run needs, and its format on narrower terminals.
 WIDE = 120
