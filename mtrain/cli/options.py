@@ -199,7 +199,7 @@ Set = Annotated[
 ]
 TimeLimit = Annotated[
     str | None,
-    value("TIME", "Save and stop after a time such as `3h30m`, or seconds (exit code 75)."),
+    value("TIME", "Save and stop after a time such as `3h30m`, or N seconds (exit code 75)."),
 ]
 Run = Annotated[Path | None, run(MODEL)]
 RunDirectory = Annotated[Path | None, run("Run directory.")]
@@ -214,7 +214,7 @@ Models = Annotated[
 RunAndTexts = Annotated[
     list[str] | None,
     typer.Argument(
-        help="The model, unless -m names it; then sentences, each in quotes.",
+        help="Run or checkpoint directory, unless -m names it; then sentences, each in quotes.",
         metavar="RUN TEXT",
         autocompletion=completion.runs,
     ),

@@ -47,7 +47,7 @@ class Manifest(BaseModel):
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a directory, or a link but not its target. A crash half-way leaves no part of it under
+    """Remove a directory, or a link but not its target. A crash halfway leaves no part of it under
     its name.
     """
     if not os.path.lexists(path):

@@ -2,7 +2,7 @@
 
 Each process has its own pipe, which closes when the process dies. In a
 `concurrent.futures.ProcessPoolExecutor` all processes share one pipe and its lock: if a process is
-killed while it sends a result, the executor waits for ever (seen with Python 3.11). The executor
+killed while it sends a result, the executor waits forever (seen with Python 3.11). The executor
 also ends processes with SIGTERM, which is blocked here.
 """
 

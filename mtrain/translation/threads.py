@@ -80,7 +80,7 @@ kept_threads = _torch_threads.kept
 @cache
 def prepare_forks() -> None:
     """Let forked processes compute in one thread: OpenMP's threads do not survive a fork, and a
-    process would wait for them for ever.
+    process would wait for them forever.
     """
     os.register_at_fork(after_in_child=_begin_child)
 

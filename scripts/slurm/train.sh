@@ -26,7 +26,7 @@
 # another network.
 # export GLOO_SOCKET_IFNAME=ib0 NCCL_SOCKET_IFNAME=ib0
 
-# without this, torch 2.13 lets machines that join a running job wait for ever
+# without this, torch 2.13 lets machines that join a running job wait forever
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 usage="usage: sbatch scripts/slurm/train.sh runs/NAME -c config.yaml [--set a.b=value ...]"

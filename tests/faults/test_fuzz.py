@@ -1,4 +1,4 @@
-"""The small share of `make fuzz` that every test run takes."""
+"""The small part of `make fuzz` that every test run takes."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_a_directory_that_vanishes(bench: Bench) -> None:
         rig = bench.rig()
         action = f"shutil.rmtree(self.directory.path / {name!r})"
         problem = bench.train(rig, prelude=strike(53, action)).fails(1, str(rig.run))
-        if name:  # validated steps whose checkpoints are gone: not begun anew without a word
+        if name:  # validated steps whose checkpoints are gone: not begun again silently
             gone = "the checkpoints of this run are gone"
             problem = problem or bench.train(rig).fails(2, gone)
             shutil.rmtree(rig.run)

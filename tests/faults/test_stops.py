@@ -67,7 +67,7 @@ def end_within(rig: Rig, seconds: float, how: str) -> tuple[int, str]:
 
 # --- killed -----------------------------------------------------------------------------------
 
-# how often in the quick share and in all, settings
+# number of cases in the quick part and in all, settings
 WAYS = {
     "fp32": (1, 100, []),
     "bf16": (0, 10, ["train.precision=bf16"]),

@@ -208,7 +208,7 @@ def test_records_that_no_run_writes_take_neither_time_nor_memory(run: Path) -> N
     ],
 )
 def test_json_of_any_content_ends_in_findings_and_a_page(run: Path, name: str) -> None:
-    """What is sealed is sealed anew."""
+    """A sealed directory is sealed again."""
     shutil.rmtree(run.parent / "data")  # hashing it each time takes the longest
     file, whole = run / name, (run / name).read_bytes()
     for seed in range(12):

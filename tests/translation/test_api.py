@@ -172,7 +172,7 @@ Thread(target=hold).start()
 begun.wait()
 child = os.fork()
 if not child:
-    signal.alarm(60)  # ends a process that waits for ever
+    signal.alarm(60)  # ends a process that waits forever
     assert len(model.translate(["bavo lapo"] * 300)) == 300
     os._exit(7)
 done.set()

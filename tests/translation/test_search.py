@@ -372,8 +372,8 @@ def test_unlikely_tokens_are_never_drawn(sampler: TokenSampler, kept: set[int]) 
     drawn = sampler.draw(probs.log().expand(501, 4), numbers)
     assert set(drawn.tolist()) == kept
     weights = probs[0, drawn.unique()] ** (1 / sampler.temperature)
-    shares = drawn.bincount()[drawn.unique()] / 501
-    assert shares.tolist() == pytest.approx((weights / weights.sum()).tolist(), abs=0.01)
+    fractions = drawn.bincount()[drawn.unique()] / 501
+    assert fractions.tolist() == pytest.approx((weights / weights.sum()).tolist(), abs=0.01)
 
 
 def test_a_sample_ends_at_its_limit_even_if_eos_has_no_probability() -> None:
