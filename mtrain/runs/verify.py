@@ -22,7 +22,7 @@ from mtrain.runtime.log import first_numbers
 OK, DAMAGED, MISSING, CHANGED = "ok", "damaged", "missing", "changed"
 NOTE, UNREACHABLE = "note", "unreachable"  # no failure
 BAD = (DAMAGED, MISSING, CHANGED)
-INTACT = "intact by its manifest"
+INTACT = "matches its manifest"
 
 
 @dataclass(frozen=True)
