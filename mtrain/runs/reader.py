@@ -17,11 +17,9 @@ from mtrain.config.loading import parse_stored_config
 from mtrain.config.schema import Config
 from mtrain.config.yaml_reader import read_text
 from mtrain.corpus.lines import MAX_LINE_LENGTH, bounded_lines, join_names, strip_line_ends
-from mtrain.runs import layout, manifest, records
+from mtrain.runs import layout, manifest
 from mtrain.runs.history import History
-from mtrain.runs.layout import complete_checkpoints
-from mtrain.runs.manifest import MissingError
-from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status, read_record
+from mtrain.runs.records import MAX_TEXT_BYTES, Provenance, Status, read_bytes, read_record
 from mtrain.runs.synthetic import with_synthetic_text
 from mtrain.runtime import files
 from mtrain.runtime.errors import RefusedError, UserError
@@ -99,7 +97,7 @@ def read_run(path: Path) -> Run:
 
     def read(name: str, type_: type[Content]) -> Content | None:
         try:
-            return records.read_record(path / name, type_)
+            return read_record(path / name, type_)
         except UserError as error:
             errors[name] = error
             return None
@@ -120,9 +118,9 @@ def read_translations(run_dir: Path, name: str) -> Iterator[str]:
     """
     path = layout.translations_file(run_dir, name)
     refuse_link(path.parent)
-    data = records.read_bytes(path, MAX_TEXT_BYTES)
+    data = read_bytes(path, MAX_TEXT_BYTES)
     if data is None:
-        raise MissingError(f"{path}: missing")
+        raise manifest.MissingError(f"{path}: missing")
     for number, line in enumerate(strip_line_ends(bounded_lines(io.BytesIO(data))), 1):
         if len(line) > MAX_LINE_LENGTH or number > MAX_LINES:
             raise UserError(
@@ -150,7 +148,7 @@ def read_settings(run_dir: Path) -> tuple[str, Config]:
 
 def read_vocabulary(run_dir: Path) -> bytes | None:
     """Read the model file of a run's vocabulary; None if it is missing. Raises `UserError`."""
-    return records.read_bytes(run_dir / layout.TOKENIZER, MAX_VOCABULARY_BYTES)
+    return read_bytes(run_dir / layout.TOKENIZER, MAX_VOCABULARY_BYTES)
 
 
 def end_of_log(run_dir: Path) -> Iterator[str]:
@@ -206,7 +204,7 @@ def resolve(path: Path) -> Path:
         return path
     directory = directory_of(path)
     history = read_record(path / layout.BEST, History)
-    present = complete_checkpoints(directory)
+    present = layout.complete_checkpoints(directory)
     if history is not None and history.stored_best is not None:
         best = directory / history.stored_best.checkpoint
         if present and not best.exists():
@@ -240,7 +238,7 @@ def naming_intact(path: Path) -> Iterator[None]:
     try:
         yield
     except manifest.DamagedError as error:
-        for other in reversed(complete_checkpoints(path.parent)):
+        for other in reversed(layout.complete_checkpoints(path.parent)):
             if other != path and is_intact(other):
                 raise UserError(f"{error}; {other} is intact; use it") from None
         raise
