@@ -14,6 +14,8 @@ from mtrain.config.languages import BleuTokenizer, language_error
 from mtrain.runtime.errors import RefusedError, printable
 from mtrain.runtime.files import expand_path
 
+STDIN = Path("/dev/stdin")
+
 
 def as_path_text(text: str) -> str:
     """Expand `~` and `$NAME` in a path from the command line, as text; refuse an empty one, which
@@ -46,7 +48,15 @@ def as_path(text: str) -> Path:
 
 def as_input(text: str) -> Path:
     """Parse the path of an input, or `-` for stdin."""
-    return Path("/dev/stdin") if text == "-" else as_path(text)
+    return STDIN if text == "-" else as_path(text)
+
+
+def refuse_two_from_stdin(*inputs: Path | None) -> None:
+    """Raise `RefusedError` if two texts are to be read from stdin: the second would be empty, or
+    the same text again.
+    """
+    if inputs.count(STDIN) > 1:
+        raise RefusedError("-: only one text can be read from stdin; name files for the others")
 
 
 def value(metavar: str, text: str, *names: str, complete: Any = None, **more: Any) -> Any:

@@ -197,6 +197,7 @@ def _check_eval_inputs(
         fault = "--hypothesis needs -r/--reference"
     if fault:
         raise RefusedError(f"mtrain eval: {fault}")
+    options.refuse_two_from_stdin(source, hypothesis, *reference)
     refuse_overwriting(output, source, hypothesis, *reference)
     if output is not None:
         check_output(output)
@@ -234,6 +235,7 @@ def score(
     if run is not None or not model:
         model = [opening.run_or_checkpoint(run, model)]
     opening.require_models(*model)
+    options.refuse_two_from_stdin(source, target)
     refuse_overwriting("-", source, target)
     from mtrain.translation import loading, streams
 
@@ -269,6 +271,7 @@ def compare(
     """
     if not reference:
         raise RefusedError("mtrain compare: needs -r/--reference FILE")
+    options.refuse_two_from_stdin(source, *reference, *systems)
     from mtrain.scoring import compare as comparing
     from mtrain.scoring.metrics import choose_tokenizer
     from mtrain.scoring.references import read_references, read_source

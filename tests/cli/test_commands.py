@@ -1087,6 +1087,25 @@ def test_text_to_score_may_come_from_stdin(
         os.close(own)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "score {run} -s - -t -",
+        "eval --hypothesis - -r -",
+        "eval --hypothesis {src} -r - -r -",
+        "compare -r - -s - {src} {src}",
+    ],
+)
+def test_two_texts_from_stdin_are_refused(
+    command: Command, run_dir: Path, places: dict[str, Path], arguments: str
+) -> None:
+    """A file there would be read twice: a text scored against itself."""
+    names = {"run": run_dir, "src": places["src"]}
+    result = command(*(word.format(**names) for word in arguments.split()))
+    assert (result.code, result.out) == (2, "")
+    assert "-: only one text can be read from stdin; name files for the others" in result.err
+
+
 @pytest.mark.slow
 def test_eval_scores_the_run_s_own_sets(
     command: Command,
