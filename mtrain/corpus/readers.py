@@ -177,7 +177,7 @@ def read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
 def _read_rows(corpus: Corpus, reading: Reading) -> Iterator[TextRow]:
     if not isinstance(corpus, HubCorpus):
         for path in files_of(corpus, reading.root):
-            require_regular(path)  # opening a pipe without a writer would wait for ever
+            require_regular(path)  # opening a pipe without a writer would wait forever
     if isinstance(corpus, TextCorpus):
         return _read_files(reading.root / corpus.src, reading.root / corpus.tgt, reading)
     if isinstance(corpus, GeneratedCorpus):

@@ -141,7 +141,9 @@ class Checkpoints:
         weights = snapshot.weights
         moments = dict(trainer.moments)
         if snapshot.tokenizer != self.vocabulary:
-            raise UserError(f"{path}: has another vocabulary than this run; restore the run's own")
+            raise UserError(
+                f"{path}: has a different vocabulary from this run; restore the run's own"
+            )
         advice = f"restore it, or remove {path} to resume from the checkpoint before it"
         if trainer.loop.pool >= pools:
             text = "damaged: its position is beyond an epoch of this text"
@@ -173,7 +175,8 @@ class Checkpoints:
             weights = self._with_own_vocabulary(snapshot, directory)
         elif snapshot.tokenizer != self.vocabulary:
             raise RefusedError(
-                f"train.init_from: {directory} has another vocabulary than {self.run.tokenizer}; "
+                f"train.init_from: {directory} has a different vocabulary from "
+                f"{self.run.tokenizer}; "
                 "remove that file, or set train.init_vocabulary: own"
             )
         check_weights(self.optimizer.weights, weights, directory)

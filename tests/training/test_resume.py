@@ -573,7 +573,7 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(run: Path) -> None:
     vocabulary = make_tokenizer(["other words"] * 9, vocab_size=280).proto
     (path / "tokenizer.model").write_bytes(vocabulary)
     manifest.seal(path)
-    with pytest.raises(UserError, match="has another vocabulary than this run; restore"):
+    with pytest.raises(UserError, match="has a different vocabulary from this run; restore"):
         start(run)
 
 
