@@ -100,6 +100,12 @@ def test_a_symbol_that_another_begins_with_is_not_split() -> None:
     assert augment(tokenizer, [("celu _ab", "_a b")], upper=1.0) == [("CELU _ab", "_a B")]
 
 
+def test_a_number_of_a_symbol_is_none_of_the_text() -> None:
+    """Otherwise the source would have another number, and the target none."""
+    pair = ("7 bavo", "<7> zwent")
+    assert augment(train_pieces(user_symbols=["<7>"]), [pair], numbers=1.0) == [pair]
+
+
 def test_a_vocabulary_may_have_no_symbols() -> None:
     found = augment(train_pieces(), [("bavo's CELU", "éa b")], title=1.0)
     assert found == [("Bavo's CELU", "Éa B")]
@@ -187,6 +193,13 @@ def test_changes_depend_on_seed_epoch_and_pair_alone(tokenizer: Tokenizer) -> No
         assert 100 < same < 300
 
 
+def test_a_pair_is_changed_in_another_way_in_each_epoch(tokenizer: Tokenizer) -> None:
+    pairs = [("bavo celu 1984 dimar", "zwent yalch 1984 quarb")]
+    for name in ("typos", "numbers"):
+        found = {augment(tokenizer, pairs, epoch=epoch, **{name: 1.0})[0] for epoch in range(10)}
+        assert len(found) > 5
+
+
 @pytest.mark.parametrize("rate", [None, 0.2])
 def test_the_training_stream_changes_pairs_before_it_samples_subwords(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: float | None
@@ -226,7 +239,7 @@ def test_the_training_stream_changes_pairs_before_it_samples_subwords(
     assert len(capitals[0] & capitals[1]) < 0.6 * len(capitals[0])
 
 
-def test_changes_are_those_of_earlier_versions() -> None:
+def test_changes_are_those_of_earlier_versions(tokenizer: Tokenizer) -> None:
     """Otherwise a run that a later version resumes would not be the same."""
     hashes = [14181437380927821408, 16643683544157866034, 10054658487191850247]
     assert changes._hashes(7, 3, np.array([0, 1, 1 << 40])).tolist() == hashes
@@ -235,3 +248,5 @@ def test_changes_are_those_of_earlier_versions() -> None:
     assert texts == ["bavo celu diamr fosi", "bavo celu dimar fosi", "abvo celu dimar fosi"]
     numbers = [changes._other_number(number, draw) for number in ("7", "1984", "007")]
     assert numbers == ["7", "9142", "055"]
+    found = augment(tokenizer, [("12 345 67 89", "89 67 345 12")], numbers=1.0)
+    assert found == [("75 356 97 77", "77 97 356 75")]
