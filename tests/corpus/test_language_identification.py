@@ -52,8 +52,18 @@ def test_names_and_a_few_foreign_words_are_no_third_language() -> None:
         assert third.language_of(text) == ""
 
 
-def test_words_that_are_usual_on_a_side_are_its_own() -> None:
+def test_words_that_two_languages_have_do_not_hide_the_other_ones() -> None:
+    """Such as Dutch and English is, in, of and we."""
+    third = ThirdLanguage(ENGLISH, "en", "de")
+    assert third.language_of("dat is niet in het water of we") == "nl"
+
+
+@pytest.mark.parametrize("sample", [40, 2000])
+def test_words_that_are_usual_on_a_side_are_its_own(
+    monkeypatch: pytest.MonkeyPatch, sample: int
+) -> None:
     """Even if they are frequent in another language, as in a text of another variety."""
+    monkeypatch.setattr(language_identification, "SIDE_SAMPLE", sample)
     words = "lexi que por una con para"
     assert ThirdLanguage(ENGLISH, "en", "de").language_of(words) in ("es", "gl", "ca")
     assert ThirdLanguage([*ENGLISH, *[words] * 30], "en", "de").language_of(words) == ""
@@ -131,6 +141,15 @@ def test_few_swapped_pairs_of_japanese_and_chinese(swapped: int, found: float) -
     src = [japanese] * (100 - swapped) + [chinese] * swapped
     tgt = [chinese] * (100 - swapped) + [japanese] * swapped
     assert swapped_fraction(src, tgt, "ja", "zh") == pytest.approx(found)
+
+
+def test_swapped_pairs_of_a_large_text_are_estimated_from_a_sample(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(language_identification, "SAMPLE", 30)
+    german = [text_of("de")] * 120
+    src, tgt = [*german[:60], *ENGLISH[:60]], [*ENGLISH[:60], *german[60:]]
+    assert swapped_fraction(src, tgt, "de", "en") == 0.5
 
 
 @pytest.mark.parametrize(
