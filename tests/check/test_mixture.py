@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from math import log2
+from pathlib import Path
 
 import numpy as np
 import pytest
+from planting import CHARACTERS
 
 from mtrain.check import mixture as mixtures
-from mtrain.check.mixture import MAX_LENGTH, MIN_TEXTS, PRIOR, LetterModel, find_mixture
+from mtrain.check.chunks import Chunk
+from mtrain.check.findings import Findings
+from mtrain.check.mixture import (
+    MAX_LENGTH,
+    MIN_TEXTS,
+    PRIOR,
+    LetterModel,
+    find_mixture,
+    report_mixture,
+)
+from mtrain.config.corpora import TextCorpus
 
 PAIRS = 1500
 FIRST, SECOND = (
@@ -111,6 +124,29 @@ def test_a_large_text_is_judged_by_a_sample(
     assert found is not None
     assert found.compared == list(range(0, PAIRS, 3))
     assert sorted(found.part) == list(range(501, 700, 3))
+
+
+@pytest.mark.parametrize(("explained", "is_reported"), [(49, True), (50, False)])
+def test_each_corpus_is_named_with_its_own_part_unless_that_is_explained(
+    explained: int, is_reported: bool
+) -> None:
+    """A sixth of 600 targets, and three in ten of 300 others."""
+    sides = sentences((FIRST, SECOND), 900, 8)
+    sides[1][500:690] = [text[::-1] for text in sides[1][500:690]]
+    rows = list(zip(range(1, 901), *sides, strict=True))
+    corpora = []
+    for name, part in (("a", rows[:600]), ("b", rows[600:])):
+        findings = Findings(name, TextCorpus(src=f"{name}.xa", tgt=f"{name}.xb"), Path(), 10)
+        findings.pairs = len(part)
+        corpora.append(Chunk.of(findings, part, CHARACTERS))
+    corpora[0].findings.add("mojibake", explained)
+    report_mixture(corpora)
+    told = [each.findings.by_kind.get(("mixture", "")) for each in corpora]
+    texts = [finding.examples[0].text if finding else "" for finding in told]
+    assert texts[0].startswith("about 16.7% of the targets") == is_reported
+    assert texts[1].startswith("about 30.0% of the targets")
+    assert "nearly all of them from b.xb:605 to 686; compare b.xb:" in texts[1]
+    assert not 500 < int(re.findall(r"with a.xb:(\d+)", texts[1])[0]) <= 600
 
 
 def test_the_model_by_hand() -> None:
