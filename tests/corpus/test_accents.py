@@ -1,10 +1,12 @@
-"""The fraction of texts that lost their accents, by the words that occur with and without them."""
+"""The fraction of texts that lost their accents, by the words that occur with and without them,
+and texts that have other letters, because they were read in a wrong code page.
+"""
 
 import random
 
 import pytest
 
-from mtrain.corpus.accents import lost_accents
+from mtrain.corpus.accents import lost_accents, misread_texts
 
 
 def test_letters_that_stay_are_not_lost() -> None:
@@ -26,3 +28,34 @@ def test_other_letters_and_words_without_accents_change_nothing(fraction: float)
     found, example = lost_accents(texts, "de")
     assert found == pytest.approx(fraction, abs=0.03)
     assert (" for " in example) or fraction == 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        (["que esta aqui"], "es"),  # words that are others with an accent, "qué" and "está"
+        (["the café is naïve", "a cafe is naive"], "en"),  # few words, spelled in both ways
+    ],
+)
+def test_a_few_words_without_accents_are_no_loss(texts: list[str], language: str) -> None:
+    assert lost_accents(texts * 20, language) == (0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("language", "sound", "odd", "count", "expected"),
+    [
+        ("tr", "değil ışık", "deðil ýþýk", 20, ("cp1254", "ð", "ğ")),
+        ("hu-HU", "jövő, fű", "idõ", 20, ("cp1250", "õ", "ő")),
+        ("lt", "ačiū", "aèiû", 20, ("cp1257", "è", "č")),
+        ("tr", "değil ışık", "deðil ýþýk", 19, None),  # may be names
+        ("tr", "değil ışık", "þór değil", 20, None),  # with letters of Turkish
+        ("hu", "jövő, fű", "São", 20, None),  # the letter in its place is not usual
+        ("de", "für", "deðil", 20, None),  # German has its letters in Windows-1252
+    ],
+)
+def test_texts_that_were_read_as_windows_1252_are_told_with_a_letter(
+    language: str, sound: str, odd: str, count: int, expected: tuple[str, str, str] | None
+) -> None:
+    found = misread_texts([*[sound] * 100, *[odd] * count], language)
+    assert found == (expected and (expected[0], [*range(100, 100 + count)], *expected[1:]))
+    assert misread_texts([*[sound] * 100 * count, *[odd] * count], language) is None  # few
