@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -159,12 +161,22 @@ def test_shuffled_lines_are_noticed() -> None:
 
 
 def test_the_place_of_a_slip_is_told() -> None:
+    """That of the first one, if there are several."""
     sources, references = corpus(10_000)
-    [sign] = signs(sources, [*references[:8000], "one too many", *references[8000:-1]])
+    more = [*references[:6500], "too many", *references[6500:8000], *["more"] * 9]
+    [sign] = signs(sources, [*more, *references[8000:-10]])
     assert sign == (
-        f"the {APART} near pair 8,001 (4 of 20 windows): targets are 1 line behind their sources "
+        f"the {APART} near pair 6,501 (7 of 20 windows): targets are 1 line behind their sources "
         "there"
     )
+
+
+def test_a_few_very_long_lines_are_not_told_to_be_shifted() -> None:
+    """Without them, the lengths of the window match in place."""
+    sources, references = corpus(1050)
+    sources[450:600:15], references[450:600:15] = ["a"] * 10, ["b" * 20_000] * 10
+    [sign] = signs(sources, references)
+    assert sign == (f"the {APART} near pair 451 (1 of 7 windows): are lines shifted there?")
 
 
 def test_the_same_text_twice_is_noticed() -> None:
@@ -224,6 +236,7 @@ def test_the_places_where_single_lines_were_lost_are_told(period: int) -> None:
     assert len(parts) >= 0.8 * len(sides) / period
     for start, _, distance in parts:
         assert abs(start + distance * period) <= 100
+    assert all(part[1] <= later[0] for part, later in pairwise(parts))
 
 
 def test_a_shift_goes_on_in_the_pairs_that_follow() -> None:
