@@ -102,8 +102,8 @@ def test_a_symbol_that_another_begins_with_is_not_split() -> None:
 
 def test_a_number_of_a_symbol_is_none_of_the_text() -> None:
     """Otherwise the source would have another number, and the target none."""
-    pair = ("7 bavo", "<7> zwent")
-    assert augment(train_pieces(user_symbols=["<7>"]), [pair], numbers=1.0) == [pair]
+    pair = ("1984 bavo", "<1984> zwent")
+    assert augment(train_pieces(user_symbols=["<1984>"]), [pair], numbers=1.0) == [pair]
 
 
 def test_a_vocabulary_may_have_no_symbols() -> None:
