@@ -19,6 +19,7 @@ def test_little_text_is_warned_of() -> None:
     assert train.startswith("data.train: too few pairs to learn to translate: 4,999;")
     assert test == "data.test.a: scores on only 199 lines vary by chance; use 200 lines or more"
     assert list(text_warnings(1, {"data.valid": 200}, from_scratch=False)) == []
+    assert list(text_warnings(0, {"data.valid": 200})) == []  # which is an error of its own
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,10 @@ def test_a_normalization_that_changes_references_is_warned_of() -> None:
     [text] = normalization_warnings("nmt_nfkc", references)
     assert text.startswith("data.valid: the normalization of the vocabulary, nmt_nfkc, changes 50%")
     assert "such as '，' to ','" in text
+    assert text.endswith("use tokenizer.normalization: identity, or normalize the references, too")
+    for others, is_found in ((8, True), (9, False)):  # more than one in ten
+        lines = ["你好，世界", *["abc"] * others]
+        assert bool(list(normalization_warnings("nfkc", {"data.valid": lines}))) == is_found
     assert list(normalization_warnings("identity", references)) == []
     spaces = {"data.valid": ["oui\u202f!", "« non\u00a0»", "cafe" + "\u0301" * 5]}
     assert list(normalization_warnings("nfkc", spaces)) == []
