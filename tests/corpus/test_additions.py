@@ -64,7 +64,7 @@ def test_an_addition_is_found_as_it_is_written(
         ("{}. © 2014 Word", "© 2014 Word"),
         ("{}[3]", "[3]"),
         ("n/a", ""),  # nothing else
-        ("<2de> {}", ""),  # a tag, which chooses the language
+        *(("<2de> {}", ""), (">>de<< {}", ""), ("__de__ {}", "")),  # tags that choose the language
         ("{} !", ""),  # style
     ],
 )
