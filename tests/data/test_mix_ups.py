@@ -67,6 +67,7 @@ def test_swapped_sides_of_a_scored_set_are_refused(tiny_config: TinyConfig, writ
     valid = write("v", [(tgt, src) for src, tgt in PAIRS[:50]])
     settings = {"data.src_lang": "en", "data.tgt_lang": "de", "data.valid": valid}
     assert refusal(load_config(tiny_config(**settings))).startswith("data.valid: most sources look")
+    assert refusal(load_config(tiny_config(**settings, **{"data.allow_swapped": True}))) == ""
     settings["data.valid"] = {**write("w", PAIRS[:50]), "swap": True}  # German to English
     assert refusal(load_config(tiny_config(**settings))) == ""
 
@@ -327,6 +328,12 @@ def test_one_text_in_fifty_may_be_repeated(others: int, is_found: bool) -> None:
     assert messages([*rows, *same], "repeated") == expected * is_found
 
 
+def test_a_text_of_many_others_is_counted_among_distinct_pairs() -> None:
+    same = [(src, "nothing else") for src, _ in PAIRS[:21]]
+    found = messages([*PAIRS[:60] * 3, *same], "repeated")
+    assert found == ["26% of the distinct pairs have the same target: nothing else"]
+
+
 def test_long_texts_that_are_repeated_are_shown_in_short() -> None:
     long = "long text " * 99, "langer Text " * 99
     rows = [*[long] * 30, *((src, long[1]) for src, _ in PAIRS[:30])]
@@ -486,10 +493,15 @@ def test_line_numbers_are_found_in_a_set_and_in_a_sample_of_the_training_text(
         assert "number" not in caplog.text
 
 
-@pytest.mark.parametrize("count", [1, 8, 9])
+@pytest.mark.parametrize("count", [1, 8, 9, 50])
 def test_the_fraction_of_the_other_side_that_has_numbers_is_named(count: int) -> None:
-    """Nine of fifty are too many for numbers of one side alone."""
-    rows = [(f"{n}. word", f"5 mots {n}" if n < count else f"mot {n}") for n in range(50)]
+    """Nine of fifty are too many for numbers of one side alone. A few sources are only a number,
+    and no number of the targets is that of their line.
+    """
+    rows = [
+        (f"{n}. word" if n < 40 else f"{n}", f"5 mots {n}" if n < count else f"mot {n}")
+        for n in range(50)
+    ]
     text = f"100% of the sources begin with a number, but only {count / 50:.0%} of the targets; "
     assert messages(rows, "numbered") == [f"{text}remove the numbers"] * (count < 9)
 
