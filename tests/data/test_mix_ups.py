@@ -349,6 +349,11 @@ def test_one_text_of_a_side_in_twenty_may_be_tokenized(others: int, is_found: bo
     assert [text[:40] for text in found] == ["5% of the sources have spaces before com"] * is_found
 
 
+def test_a_tokenized_side_is_named_also_if_the_other_has_no_commas_and_periods() -> None:
+    [text] = messages([("yes , one", "ja eins")] * 20, "tokenized")
+    assert text.startswith("100% of the sources have spaces before commas or periods, but the")
+
+
 @pytest.mark.parametrize("count", [17, 18, 19])
 @pytest.mark.parametrize("name", ["data.train", "data.valid"])
 def test_a_side_in_double_quotes_is_warned_of(
