@@ -39,8 +39,10 @@ MIN_GROUP, MIN_GROUP_FRACTION = 10, 0.002  # texts
 EXPLAINING_KINDS = [
     *("other_language", "third_language", "script", "mojibake", "no_character", "lost"),
     *("escaped", "spacing", "markup", "subwords", "decomposed", "presentation"),
-    *("control", "invisible"),
+    *("control", "invisible", "no_break"),
 ]
+# Kinds of findings with which one side does not show what is usual on the other.
+MISMATCHED_KINDS = ["unrelated", "repeated"]
 MAX_SHOWN = 40  # characters of a text in a message
 
 Bits = NDArray[np.float64]  # for each text, per character, or for each trigram
@@ -148,7 +150,8 @@ def report_mixture(sample: Sequence[Chunk]) -> None:
     for name, part in by_corpus.items():
         findings = part[0][0].findings
         fraction = len(part) / compared[name]
-        if findings.count(*EXPLAINING_KINDS) < fraction * findings.pairs / 2:
+        is_explained = findings.count(*EXPLAINING_KINDS) >= fraction * findings.pairs / 2
+        if not is_explained and not findings.has(*MISMATCHED_KINDS):
             text = _message(findings, part, places[mixture.unlike], mixture.side, fraction)
             findings.add_message("mixture", text)
 

@@ -382,6 +382,15 @@ def test_a_part_of_a_side_in_reverse(folder: Folder) -> None:
 
 
 @pytest.mark.slow
+def test_one_message_in_place_of_many_texts_is_no_mixture(folder: Folder) -> None:
+    lines = folder.bytes["train.xb"]
+    lines[1000:1300] = [b"HTTP 503: Quota exceeded, try again later!"] * 300
+    report = folder.look()
+    assert messages(report, "repeated")
+    assert not messages(report, "mixture")
+
+
+@pytest.mark.slow
 def test_two_languages_of_a_side_are_no_mixture(folder: Folder) -> None:
     """Each corpus is compared with text in its own languages."""
     han = corpus(600, 9, HAN, "")[1]
