@@ -67,6 +67,7 @@ MIN_CUT, CUT_FACTOR, CUT_LENGTHS = 5, 4, 10
 MAX_CUT = 0.95
 MAX_ADDITIONS, MAX_SHOWN = 3, 40  # additions reported for a side; characters shown of each
 MAX_HAN = 0.99  # fraction of the Japanese letters of a side
+MIN_LETTERS = 0.1  # fraction of the characters of a side
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -273,15 +274,18 @@ class Profile:
             self._find_wrong_scripts()
 
     def _find_wrong_scripts(self) -> None:
-        """Report sides of the sample of which most letters are in no script of their language, or,
-        in Japanese, nearly all are Han.
+        """Report sides of the sample with hardly any letters, or of which most are in no script of
+        their language, or, in Japanese, nearly all are Han.
         """
         corpus = self.sample[0].findings
         for side, language in enumerate(corpus.languages):
             own, letters = scripts_of(language), self.letters[side]
             own_letters = sum(letters[script] for script in own)
             key, text, advice = ("src", "tgt")[side], ("source", "target")[side], ""
-            if own and own_letters < 0.5 * letters.total():
+            characters = sum(int(part.lengths[:, side].sum()) for part in self.sample)
+            if self.has_words and letters.total() < MIN_LETTERS * characters:
+                fault = f"the {text} has hardly any letters, as if it were token ids"
+            elif own and own_letters < 0.5 * letters.total():
                 [(main, count)] = letters.most_common(1)
                 fraction, only = count / letters.total(), "only " if main in own else ""
                 fault = f"{only}{fraction:.0%} of the {text}'s letters are {script_name(main)}"

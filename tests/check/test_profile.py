@@ -281,6 +281,14 @@ def test_a_language_in_another_script(folder: Folder) -> None:
     )
 
 
+@pytest.mark.parametrize("word", ["", "word "])
+def test_numbers_of_tokens_in_place_of_a_text(folder: Folder, word: str) -> None:
+    lines = folder.bytes["train.xb"]
+    lines[:] = [word.encode() + " ".join(map(str, line[:8])).encode() for line in lines]
+    ids = "data.tgt_lang is ba, but the target has hardly any letters, as if it were token ids: is "
+    assert any(ids in each for each in messages(folder.look_at_train(), "language")) == (not word)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("language", "every"), [("ja", 1000), ("ja", 20), ("zh", 1000)])
 def test_chinese_in_place_of_japanese(folder: Folder, language: str, every: int) -> None:
