@@ -13,7 +13,7 @@ from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.findings import MISMATCHES
 from mtrain.check.profile import Profile
 from mtrain.config.languages import NAMES
-from mtrain.corpus.markup import ENTITIES, SUBWORDS, TAGS
+from mtrain.corpus.markup import MARKUP, SUBWORD_MARKS
 from mtrain.corpus.writing_systems import script_name, text_direction
 from mtrain.data.filters import is_identical
 
@@ -26,6 +26,7 @@ MIN_LOG_DISTANCE, MIN_DEVIATIONS = 1.1, 5.0
 MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to report it
 MIN_LOST = 5  # question marks that stand for letters if they are more than half of a text
 MIN_HELD = 5  # words of a side that the other side contains, too
+MIN_NO_BREAK = 3  # no-break spaces between words: a few are typography
 MIN_RUN = 50  # letters without a space, too many for a word
 # A loop: repetitions of a phrase that are most of a text, or, on the other side, maybe intended.
 MIN_REPEATS, MOST, INTENDED = 5, 0.5, 0.2
@@ -55,6 +56,9 @@ _CONTROL = re.compile("[\0-\x08\n-\x1f\x7f-\x9f\u2028\u2029]")
 _NO_CHARACTER = regex.compile(
     r"(?V1)[\ufffc\ufffd\p{Co}\p{Cs}\p{Noncharacter_Code_Point}[\p{Cn}--[\U0001f000-\U0010ffff]]]"
 )
+_NO_BREAK = regex.compile(r"(?<=[\p{L}\p{M},.])[\u00a0\u2000-\u200a\u202f\u205f](?=\p{L})")
+# A letter that lower-casing by other rules than those of Turkish makes from "İ".
+_DOTTED = re.compile("i\u0307(?![\u0300-\u036f])")
 # Invisible and replacement characters that `str.isprintable` accepts.
 _SEEMS_PRINTABLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\ufffc\ufffd]")
 # Ligatures, and Arabic letters as they look at a place in a word, as in text from PDF files.
@@ -83,8 +87,6 @@ MAX_READ, MIN_DIFFERENT = 100, 4
 # A question mark between letters of a word, but not one that ends a sentence.
 _IN_WORD = regex.compile(r"\p{L}\?+\p{Ll}|\p{Lu}\?+\p{Lu}")
 _QUOTES = set("‘’“”‹›„‚»«´¨…–—")
-_MARKUP = re.compile(f"{ENTITIES.pattern}|{TAGS.pattern}")
-_SUBWORD_MARKS = re.compile(rf"{SUBWORDS.pattern}|<(?:unk|UNK)>|\[UNK\]|⁇")
 _LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
 _MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
@@ -99,14 +101,14 @@ _SIGN_IN_WORD = regex.compile(
 # such as "f眉r" for "für" (GBK).
 _EASTERN = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Hebrew}\p{Arabic}]"
 _EASTERN_IN_WORD = regex.compile(rf"(?<=\p{{Latin}}){_EASTERN}|{_EASTERN}(?=\p{{Latin}})")
-# Letters by number, as in JSON, Python, quoted-printable text, URLs and UTF-7, and line breaks and
-# quotes, as in JSON and SQL.
+# Characters as they are in JSON, Python, quoted-printable text, URLs, UTF-7, SQL and CSV.
 _ESCAPED = re.compile(
     r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
     r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
     r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})|"
     r"(?<=[^\s\\])\\[nrt](?:$|(?![a-z])[^\W\d_])|(?<=[.!?])\\[nrt]|"
-    r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\""
+    r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\"|(?<!\S)[^\s/:]+%20[^\s/]*%20|"
+    rf"(?<!\S){_LATIN}+''(?={_LATIN})|^[^\"]*(?<!\w)\"\"\w[^\"]*\"\"(?![\w\"])"
 )
 _NUMBER = re.compile(r"\d+")
 _LAST_LETTER = regex.compile(r"(?r)\p{L}")
@@ -337,20 +339,22 @@ def _faults(
         yield "control", _find(_CONTROL, text)
         yield "invisible", _find(_invisible(text, is_rtl=is_rtl), text)
         yield "no_character", _find(_NO_CHARACTER, text)
+        yield "no_break", _find_no_break(text)
     if not text.isascii():
         words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
         yield "mojibake", _find_mojibake(text, words, is_latin=is_latin)
         yield "decomposed", _find_decomposed(text)
+        yield "dotted", _find(_DOTTED, text)
         yield "presentation", _find(_PRESENTATION, text)
         yield "mixed_word", _find(_MIXED_WORD, words)
-    if "\\" in text or "=" in text or "%" in text or "+" in text:
+    if any(mark in text for mark in "\\=%+'\""):
         yield "escaped", _find(_ESCAPED, text)
     if "- " in text or "\u2010 " in text:
         yield "divided", _find_divided_word(text, side, profile)
     if "<" in text or "&" in text or ";" in text:
-        yield "markup", _find(_MARKUP, text)
-    if any(mark in text for mark in "@#▁￭<[⁇Ġ"):
-        yield "subwords", _find(_SUBWORD_MARKS, text)
+        yield "markup", _find(MARKUP, text)
+    if any(mark in text for mark in "@#▁￭<[⁇Ġ") or "RB-" in text:
+        yield "subwords", _find(SUBWORD_MARKS, text)
 
 
 def _has_lost_letters(text: str) -> bool:
@@ -374,6 +378,12 @@ def _invisible(text: str, *, is_rtl: bool) -> "regex.Pattern[str]":
 def _find(pattern: "re.Pattern[str] | regex.Pattern[str]", text: str) -> int | None:
     match = pattern.search(text)
     return match.start() if match else None
+
+
+def _find_no_break(text: str) -> int | None:
+    """Find the first no-break or wide space between words that have more of these than others."""
+    found = [match.start() for match in _NO_BREAK.finditer(text)]
+    return found[0] if len(found) >= MIN_NO_BREAK and len(found) > text.count(" ") else None
 
 
 def _find_divided_word(text: str, side: int, profile: Profile) -> int | None:

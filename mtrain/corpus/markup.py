@@ -9,6 +9,11 @@ from html.entities import name2codepoint
 SUBWORDS = re.compile(
     r"@@(?<!\W@@)(?=\s|$)|▁|￭|</w>|##(?<!\S##)\w|@[-,.:/&]@(?<!\S@.@)(?=\s|$)|Ġ(?<!\SĠ)\w+ Ġ\w"
 )
+# Also special tokens of other programs, bytes as pieces, and brackets of the Penn Treebank.
+SUBWORD_MARKS = re.compile(
+    rf"{SUBWORDS.pattern}|⁇|<(?i:unk|bos|eos|sos)>|\[(?:UNK|CLS|SEP|MASK)\]|<\|[a-z_]+\|>|"
+    r"<0x[0-9A-F]{2}>|-[LR][RSC]B-"
+)
 # The last line has entities that were split into tokens, or lost a part.
 ENTITIES = re.compile(
     rf"&(?:{'|'.join(name2codepoint)}|apos|AMP|LT|GT|QUOT|bar|"
@@ -22,10 +27,17 @@ _TAG = (
 )
 # Other words in capitals may be placeholders or keys, such as <INPUT> and <P>.
 _TAG_IN_CAPITALS = "BLOCKQUOTE|BODY|BR|CENTER|DIV|H[1-6]|HR|HTML|LI|OL|PRE|STRONG|TD|TR|UL"
+# Elements of XLIFF and TMX within a text, and of the SGML files of test sets, if they have an
+# attribute or end a text; and the marks of segments in files of Trados.
+_XML = "bpt|bx|doc|ept|ex|g|hi|it|mrk|ph|seg|tuv?|ut|x"
+_SEGMENT = r"</(?i:bpt|ept|mrk|seg|tuv|ut)\s*>|\{0>|<\}\d{1,3}\{>|<0\}"
+# Without attributes, these may be placeholders, too, such as <link>.
+_NEVER_BARE = "font|form|img|input|link|meta"
 TAGS = re.compile(
-    rf"<(?:{_TAG}|{_TAG_IN_CAPITALS})\s*/?>|</(?i:{_TAG})\s*>"
-    rf"|<(?i:{_TAG})\s+[a-zA-Z:-]+\s*=[^<>]*>|<!--|<!\[CDATA\["
+    rf"<(?!(?:{_NEVER_BARE})\b)(?:{_TAG}|{_TAG_IN_CAPITALS})\s*/?>|</(?i:{_TAG})\s*>"
+    rf"|<(?i:{_TAG}|{_XML})\s+[a-zA-Z:-]+\s*=[^<>]*>|<!--|<!\[CDATA\[|{_SEGMENT}"
 )
+MARKUP = re.compile(f"{ENTITIES.pattern}|{TAGS.pattern}")
 
 
 def is_quoted(text: str) -> bool:

@@ -72,17 +72,22 @@ ODD_TEXT = {
     ],
     "escaped": [
         *(" f\\u00fcr ", " f=C3=BCr ", " f%c3%bcr ", " f\\xc3\\xbcr ", " f+APw-r "),
+        *(" l''ami ", " ein%20altes%20Haus "),
         *("x\\nFür ", "x\\tÜber ", 'x. \\"Ja\\" ', "x.\\r\\nund ", "don\\'t "),
     ],
     "markup": [
         *(" &amp; ", '<a href="x">', " &#39;", " &times; "),
         *(" & quot ;", " &nbsp ", " quot;", "(apos;", "<br/>", "</td>", "<!-- ", "<![CDATA["),
         *("<BR>", "</FONT>", '<A HREF="x">'),
+        *('<seg id="7">', "</seg>", '<g id="1">', '<x id="2"/>', '<bpt i="1">', "<}100{>", "<0}"),
     ],
     "subwords": [
         *(" ab@@ cd", " ab￭ cd", " ▁ab▁cd", " @-@ ", " ##ing", " Ġab Ġcd"),
         *(" <unk> ", " <UNK> ", " [UNK] ", " ⁇ "),
+        *(" <eos> ", " <SOS> ", " [CLS] ", "<|endoftext|>", "<0xE2><0x80>", " -LRB- "),
     ],
+    "no_break": ["\xa0".join("abcdefghijklmnop"), "\u2009".join("ponmlkjihgfedcba")],
+    "dotted": [" i\u0307stanbul "],
     "decomposed": [" cafe\u0301 ", " ハ\u309a ", normalize("NFD", " 한 ")],
     "presentation": [f" {char} " for char in "\ufb01\ufb13\ufb50\ufbd3\ufd50\ufe8d\ufefb"],
     "mixed_word": [
@@ -99,7 +104,7 @@ def test_odd_text_is_named_by_file_and_line(folder: Folder) -> None:
     for side, name in enumerate(("train.xa", "train.xb")):
         lines = folder.bytes[name]
         for number, (kind, text) in enumerate([*plants, ("encoding", b"\xff")]):
-            row = 100 + 15 * number + 7 * side
+            row = 100 + 12 * number + 5 * side
             lines[row] = lines[row][:6] + text + lines[row][6:]
             planted.setdefault(kind, set()).add((name, row + 1))
     lines[3] += b"\r"
@@ -115,7 +120,8 @@ HONEST = [
     "São, NÃO e «à\u00a0», “MAÇÃ”, Fuß…und, Aï…», “Não",
     "A B C D E F G H I J",
     "Œuvre à “Â la” dents",
-    "a < b && c > d, <P> <INPUT> <Code>",
+    "a < b && c > d, <P> <INPUT> <Code> <link> <font> <seg> <pad>",
+    "''x'' «%s''ə» `%s'', http://a.de/b%20c%20d, 50%20, \"\" x\"\"",
     "AT&T, x@y.org, C# ##",
     "Die €-Preise – ‚so‘ – …",
     "РССР и СРСР",
@@ -131,6 +137,8 @@ HONEST = [
     "中国 １２ ＡＢ ｘ＝ａ＋ｂ",
     *("未知状态", "网格大小：", "ㅠㅠㅠㅠㅠ", "указатель-дерева", "μπλοκ"),
     "\ufdf2 \ufdfa \ufd3e1\ufd3f, \ufb1d\ufb2a",  # words, brackets, letters with points
+    "«\xa0ja\xa0»\xa0: 5\xa0km\xa0weit\u202f!",
+    "i\u0307\u0301",
     "\u0958\u0940\u092e\u0924, ẹ̀kọ́, 2 \u212b",  # which NFC makes longer, or no shorter
 ]
 
