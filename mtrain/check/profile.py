@@ -387,10 +387,12 @@ def _unfinished(rows: Chunk, side: int) -> str:
     """Return a message if some texts of a side end in a word although the other side ends in a
     period or similar mark, and these texts are far shorter than the rest; else an empty text.
     """
+    counts = Counter(rows.texts[side])  # a text that is repeated, such as NULL, is no part of one
     finished = [
         row
         for row in np.flatnonzero(rows.words[1 - side].counts >= MIN_SENTENCE).tolist()
         if _PERIOD.search(rows.texts[1 - side][row][-CONTEXT:])
+        and counts[rows.texts[side][row]] == 1
     ]
     texts = [rows.texts[side][row][-CONTEXT:] for row in finished]
     is_cut = np.array([_WORD_END.search(text) is not None for text in texts], bool)

@@ -122,6 +122,13 @@ def test_texts_cut_off_within_sentences_are_found(
         assert not lines[row].endswith(b".")
 
 
+def test_one_sign_in_place_of_many_texts_is_no_part_of_them(folder: Folder) -> None:
+    for lines in (folder.bytes["train.xa"], folder.bytes["train.xb"]):
+        lines[:] = [line + b"." for line in lines]
+    folder.bytes["train.xb"][::10] = [b"no value"] * (PAIRS // 10)
+    assert not messages(folder.look_at_train(), "cut")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pairs", [150, PAIRS])
 def test_shuffled_sides_are_noticed(folder: Folder, pairs: int) -> None:
