@@ -1,4 +1,4 @@
-"""Marks that tokenizers, subword splitters, tables and HTML pages leave in text."""
+"""Marks that tokenizers, subword splitters, tables and documents leave in text."""
 
 import re
 from html.entities import name2codepoint
@@ -37,12 +37,41 @@ TAGS = re.compile(
     rf"<(?!(?:{_NEVER_BARE})\b)(?:{_TAG}|{_TAG_IN_CAPITALS})\s*/?>|</(?i:{_TAG})\s*>"
     rf"|<(?i:{_TAG}|{_XML})\s+[a-zA-Z:-]+\s*=[^<>]*>|<!--|<!\[CDATA\[|{_SEGMENT}"
 )
-MARKUP = re.compile(f"{ENTITIES.pattern}|{TAGS.pattern}")
+# Times and tags of subtitles.
+_SUBTITLES = r"\d:\d\d[,.]\d{3} --> \d|\{\\(?:an?\d|[ibu][01]|pos\()"
+MARKUP = re.compile(f"{ENTITIES.pattern}|{TAGS.pattern}|{_SUBTITLES}")
+_LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
+# Characters as they are in JSON, Python, quoted-printable text, URLs, UTF-7, SQL and CSV.
+ESCAPED = re.compile(
+    r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
+    r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
+    r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})|"
+    r"(?<=[^\s\\])\\[nrt](?:$|(?![a-z])[^\W\d_])|(?<=[.!?])\\[nrt]|"
+    r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\"|(?<!\S)[^\s/:]+%20[^\s/]*%20|"
+    rf"(?<!\S){_LATIN}+''(?={_LATIN})|^[^\"]*(?<!\w)\"\"\w[^\"]*\"\"(?![\w\"])"
+)
+# Quotes and brackets around a text, as in lists of Python and JSON.
+_AROUND = [each.split() for each in ('" "', "' '", "b' '", 'b" "', "[ ]", "{ }", "“ ”", "** **")]
+# What programs write in place of a text that is missing, or of a formula that failed.
+_MISSING = re.compile(
+    r"\s*(?:nan|NaN|NA|None|NULL|null|\\N|N/A|#(?:N/A|NAME\?|REF!|VALUE!|DIV/0!))\s*\Z"
+)
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text is a sign that there is none, such as NULL."""
+    return len(text) < 20 and _MISSING.match(text) is not None
 
 
 def is_quoted(text: str) -> bool:
     """Whether a text is in double quotes."""
     return len(text) > 1 and text[0] == text[-1] == '"'
+
+
+def is_enclosed(text: str) -> bool:
+    """Whether a text is in quotes or brackets, perhaps with a comma after them."""
+    text = text.strip().removesuffix(",")
+    return any(text.startswith(begin) and text.endswith(end, len(begin)) for begin, end in _AROUND)
 
 
 def is_quoted_cell(text: str) -> bool:

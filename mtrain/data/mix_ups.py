@@ -5,7 +5,7 @@ by `mtrain check`.
 2. swap        in most or some pairs, the source looks like the target language and vice versa
 3. repetition  the same pair again and again, perhaps with other numbers; many different sources
                have the same target, or the other way round
-4. quotes      texts of a side are in double quotes, as in a table
+4. quotes      texts of a side are in quotes or brackets, as in a table
 5. numbers     nearly all texts of one side begin with a number, or those of both with that of
                their line
 6. subwords    many texts of a side are split into the pieces of another program
@@ -29,7 +29,7 @@ from mtrain.config.corpora import Corpus
 from mtrain.config.schema import DataConfig
 from mtrain.corpus.language_identification import MOST_SWAPPED, swapped_fraction
 from mtrain.corpus.lines import Reading, is_blank, shorten_text
-from mtrain.corpus.markup import SUBWORDS, is_quoted, is_quoted_cell
+from mtrain.corpus.markup import SUBWORDS, is_enclosed, is_quoted, is_quoted_cell
 from mtrain.corpus.readers import Pair, ScoredText, plain_forms, skim
 from mtrain.corpus.tables import TextRow
 from mtrain.data.filters import is_identical
@@ -235,6 +235,12 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
         fraction = f"{100 * len(quoted) / max(1, len(texts)):.3g}% of the {name}"
         if len(texts) >= MIN_TEXTS and len(quoted) >= MAX_QUOTED * len(texts):
             which = fraction
+        elif len(texts) >= MIN_TEXTS and sum(map(is_enclosed, texts)) >= MAX_QUOTED * len(texts):
+            yield (
+                f"nearly all {name} are in quotes or brackets, which will be part of the text, "
+                f"such as {shorten_text(texts[0], MAX_SHOWN_LENGTH)}; export it without them"
+            )
+            continue
         elif len(with_comma) >= MIN_TEXTS and _are_most(with_comma, quoted, texts, ","):
             which = f"{fraction}, those that hold a comma,"
         elif len(with_quote) >= MIN_CELLS and _are_most(with_quote, quoted, texts, '"'):
