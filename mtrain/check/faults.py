@@ -13,7 +13,7 @@ from mtrain.check.chunks import Chunk, Mask
 from mtrain.check.findings import MISMATCHES
 from mtrain.check.profile import Profile
 from mtrain.config.languages import NAMES
-from mtrain.corpus.markup import MARKUP, SUBWORD_MARKS
+from mtrain.corpus.markup import ESCAPED, MARKUP, SUBWORD_MARKS, is_missing
 from mtrain.corpus.writing_systems import script_name, text_direction
 from mtrain.data.filters import is_identical
 
@@ -26,6 +26,7 @@ MIN_LOG_DISTANCE, MIN_DEVIATIONS = 1.1, 5.0
 MISFIT_NATS_PER_WORD = 0.6  # of the longer side: evidence against a pair, to report it
 MIN_LOST = 5  # question marks that stand for letters if they are more than half of a text
 MIN_HELD = 5  # words of a side that the other side contains, too
+MIN_FILLED = 16  # characters of a text that no side should translate as "None"
 MIN_NO_BREAK = 3  # no-break spaces between words: a few are typography
 MIN_RUN = 50  # letters without a space, too many for a word
 # A loop: repetitions of a phrase that are most of a text, or, on the other side, maybe intended.
@@ -101,15 +102,6 @@ _SIGN_IN_WORD = regex.compile(
 # such as "f眉r" for "für" (GBK).
 _EASTERN = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Hebrew}\p{Arabic}]"
 _EASTERN_IN_WORD = regex.compile(rf"(?<=\p{{Latin}}){_EASTERN}|{_EASTERN}(?=\p{{Latin}})")
-# Characters as they are in JSON, Python, quoted-printable text, URLs, UTF-7, SQL and CSV.
-_ESCAPED = re.compile(
-    r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
-    r"=[C-F][0-9A-F]=[89AB][0-9A-F]|%[C-Fc-f][0-9A-Fa-f]%[89ABab][0-9A-Fa-f]|"
-    r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})|"
-    r"(?<=[^\s\\])\\[nrt](?:$|(?![a-z])[^\W\d_])|(?<=[.!?])\\[nrt]|"
-    r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\"|(?<!\S)[^\s/:]+%20[^\s/]*%20|"
-    rf"(?<!\S){_LATIN}+''(?={_LATIN})|^[^\"]*(?<!\w)\"\"\w[^\"]*\"\"(?![\w\"])"
-)
 _NUMBER = re.compile(r"\d+")
 _LAST_LETTER = regex.compile(r"(?r)\p{L}")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
@@ -195,14 +187,15 @@ def _on_short_clock(number: str) -> str:
 
 
 def _find_one_sided_faults(chunk: Chunk) -> Mask:
-    """Report faults that only one side of a pair has: the text of both sides, words that run
-    together or letters apart, repetitions, list marks and final punctuation at the start. Return
-    the rows of the first kind.
+    """Report faults that only one side of a pair has: a missing value, the text of both sides,
+    words that run together or letters apart, repetitions, list marks and final punctuation at the
+    start. Return the rows of the first two kinds.
     """
-    is_both = np.zeros(len(chunk), bool)
+    is_reported = np.zeros(len(chunk), bool)
     has_list_mark, has_odd_spacing = chunk.flags(_LIST_MARK.match), chunk.flags(_has_odd_spacing)
     is_loop = [words.repeat(MIN_REPEATS, MOST) | words.are_doubled() for words in chunk.words]
     ends = chunk.flags(_ends_in_loop)
+    missing = chunk.flags(is_missing)
     begins_wrongly = chunk.flags(_LEADING_PUNCTUATION.match)
     ends_rightly = chunk.flags(_ends_in_punctuation)
     for side in (0, 1):
@@ -210,7 +203,9 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         contains_other = np.zeros(len(chunk), bool)
         for row in np.flatnonzero((other >= MIN_HELD) & (2 * own >= 3 * other)).tolist():
             contains_other[row] = chunk.texts[1 - side][row] in chunk.texts[side][row]
-        is_both |= contains_other
+        is_missing_here = missing[side] & (chunk.lengths[:, 1 - side] >= MIN_FILLED)
+        chunk.report("missing", is_missing_here, side)
+        is_reported |= contains_other | is_missing_here
         chunk.report("both", contains_other, side)
         chunk.report("spacing", has_odd_spacing[side] & ~has_odd_spacing[1 - side], side)
         has_end = ends[side] & ~ends[1 - side] & ~chunk.words[1 - side].repeat(1, INTENDED)
@@ -220,7 +215,7 @@ def _find_one_sided_faults(chunk: Chunk) -> Mask:
         is_reversed = begins_wrongly[side] & ~ends_rightly[side]
         is_reversed &= ends_rightly[1 - side] & ~begins_wrongly[1 - side]
         chunk.report("reversed", is_reversed, side)
-    return is_both
+    return is_reported
 
 
 def _has_odd_spacing(text: str) -> bool:
@@ -348,10 +343,10 @@ def _faults(
         yield "presentation", _find(_PRESENTATION, text)
         yield "mixed_word", _find(_MIXED_WORD, words)
     if any(mark in text for mark in "\\=%+'\""):
-        yield "escaped", _find(_ESCAPED, text)
+        yield "escaped", _find(ESCAPED, text)
     if "- " in text or "\u2010 " in text:
         yield "divided", _find_divided_word(text, side, profile)
-    if "<" in text or "&" in text or ";" in text:
+    if any(mark in text for mark in ("<", "&", ";", "-->", "{\\")):
         yield "markup", _find(MARKUP, text)
     if any(mark in text for mark in "@#▁￭<[⁇Ġ") or "RB-" in text:
         yield "subwords", _find(SUBWORD_MARKS, text)

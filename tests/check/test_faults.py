@@ -79,6 +79,7 @@ ODD_TEXT = {
         *(" &amp; ", '<a href="x">', " &#39;", " &times; "),
         *(" & quot ;", " &nbsp ", " quot;", "(apos;", "<br/>", "</td>", "<!-- ", "<![CDATA["),
         *("<BR>", "</FONT>", '<A HREF="x">'),
+        *("00:01:02,000 --> 00:01:03,000 ", "{\\an8}", "{\\i1}"),
         *('<seg id="7">', "</seg>", '<g id="1">', '<x id="2"/>', '<bpt i="1">', "<}100{>", "<0}"),
     ],
     "subwords": [
@@ -343,6 +344,18 @@ def test_texts_in_a_third_language_are_found(
     lines_found = {line - 1 for _, line in places(folder.look(examples=100), "third_language")}
     assert lines_found <= set(rows)
     assert len(lines_found) >= 0.9 * count if is_found else not lines_found
+
+
+def test_signs_of_missing_texts_are_found(folder: Folder) -> None:
+    src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
+    for row, sign in enumerate((b"nan", b" NULL ", b"\\N", b"#NAME?")):
+        tgt[100 + row] = sign
+        src[200 + row], tgt[200 + row] = b"xo bade", sign  # may be a translation
+        src[300 + row] = tgt[300 + row] = sign
+    src[400], tgt[401] = b"N/A", b"NULL qua"
+    report = folder.look_at_train()
+    expected = [("train.xb", row) for row in (101, 102, 103, 104)]
+    assert places(report, "missing") == [*expected, ("train.xa", 401)]
 
 
 def test_letters_that_became_question_marks_are_found(folder: Folder) -> None:

@@ -420,7 +420,7 @@ def test_what_the_check_finds_is_shown(copy: Path, tmp_path: Path) -> None:
     settings = load_config(copy / "config.yaml")
     edit(copy / "run.json", valid=scan(settings.data.valid, reading_of(settings)).sha256)
     text = report.make_page(copy, [], check=True)
-    assert "warning: tags or entities, as of HTML or XLIFF: 1" in text
+    assert "warning: tags, entities or times, as of HTML, XLIFF or subtitles: 1" in text
     sides = re.search(r'other.src:4<p class="side" dir="auto">(.*?)</p>', text)
     assert sides
     assert sides[1].startswith("&lt;b&gt;bavo")
