@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
-from mtrain.corpus.accents import lost_accents, misread_texts
+from mtrain.corpus.accents import look_alikes, lost_accents, misread_texts
 from mtrain.corpus.additions import additions
 from mtrain.corpus.language_identification import (
     ThirdLanguage,
@@ -346,17 +346,17 @@ def report_whole_text(rows: Chunk, allow_swapped: bool) -> None:
         if fraction >= MIN_LOST_ACCENTS:
             text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
             rows.findings.add_message("accents", text)
-        if misread := misread_texts(rows.texts[side], languages[side]):
-            fraction = len(misread.indices) / len(rows)
-            edge = len(misread.indices) // 20
-            first, last = (rows.numbers[misread.indices[at]] for at in (edge, -1 - edge))
-            rows.findings.add_message(
-                "accents",
-                f"about {fraction:.0%} of the {name}, nearly all of them from "
-                f"{rows.findings.name_row(first, side)} to {last}, have letters such as "
-                f"{misread.letter} for {misread.right}: they were read as Windows-1252 or Latin-1; "
-                f"convert the original file from {misread.page}",
-            )
+        for find in (misread_texts, look_alikes):
+            if misread := find(rows.texts[side], languages[side]):
+                fraction = len(misread.indices) / len(rows)
+                edge = len(misread.indices) // 20
+                first, last = (rows.numbers[misread.indices[at]] for at in (edge, -1 - edge))
+                rows.findings.add_message(
+                    "accents",
+                    f"about {fraction:.0%} of the {name}, nearly all of them from "
+                    f"{rows.findings.name_row(first, side)} to {last}, have letters such as "
+                    f"{misread.letter} for {misread.right}: {misread.cause}",
+                )
         if text := _cut_at_a_length(rows.texts[side], name) or _unfinished(rows, side):
             rows.findings.add_message("cut", text)
         added = additions(rows.texts[side], rows.texts[1 - side])

@@ -1,5 +1,6 @@
 """Find texts that lost their accents, such as "fur", "fuer" or "fr" for German "für", or have other
-letters, because they were read in a wrong code page, such as "deðil" for Turkish "değil".
+letters, because they were read in a wrong code page, such as "deðil" for Turkish "değil", or
+because these look alike, as those of Arabic do in Persian.
 
 In sound text, hardly any word with an accent also occurs without it. If a fraction of the texts
 lost their accents, the same fraction of the occurrences of each word did.
@@ -28,6 +29,14 @@ USUAL = 0.6
 CODE_PAGES = {"cp1250": "bs cs hr hu pl ro sk sl sr", "cp1254": "az tr", "cp1257": "lt lv"}
 WESTERN = "cp1252"
 MIN_MISREAD, MIN_MISREAD_FRACTION = 20, 0.01  # texts
+# Letters of other languages, and those of these languages that look like them.
+LOOK_ALIKES = {
+    "ro": {"ş": "ș", "ţ": "ț", "Ş": "Ș", "Ţ": "Ț"},  # cedilla, comma
+    "ckb fa ur": {"\u064a": "\u06cc", "\u0643": "\u06a9"},  # Arabic, Persian
+    "ar": {"\u06cc": "\u064a", "\u06a9": "\u0643"},
+    "bs hr vi": {"\u00d0": "\u0110", "\u00f0": "\u0111"},  # Icelandic eth, letters with stroke
+    "mn": {"є": "ө", "ї": "ү", "Є": "Ө", "Ї": "Ү"},  # in fonts without letters of Mongolian
+}
 USUAL_LETTER = 0.05  # fraction of the texts with letters of their own that have a usual one
 
 # Letters without a decomposition in Unicode, and how texts in ASCII often spell letters.
@@ -82,14 +91,14 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 
 class Misread(NamedTuple):
-    """Texts of a code page that were read as Windows-1252: their indices, and a letter as it is in
-    the first of them, and as it should be.
+    """Texts with letters in place of others: their indices, a letter as it is in the first of them,
+    and as it should be, and the cause with what to do.
     """
 
-    page: str
     indices: list[int]
     letter: str
     right: str
+    cause: str
 
 
 def misread_texts(texts: Sequence[str], language: str) -> Misread | None:
@@ -114,7 +123,19 @@ def misread_texts(texts: Sequence[str], language: str) -> Misread | None:
     if len(misread) < max(MIN_MISREAD, MIN_MISREAD_FRACTION * len(texts)):
         return None
     letter = next(char for char in texts[misread[0]] if char in foreign)
-    return Misread(page, misread, letter, _reread(letter, page))
+    cause = f"they were read as Windows-1252 or Latin-1; convert the original file from {page}"
+    return Misread(misread, letter, _reread(letter, page), cause)
+
+
+def look_alikes(texts: Sequence[str], language: str) -> Misread | None:
+    """Find texts with letters of other languages that look like those of their own."""
+    code = language_code(language)
+    letters = next((letters for codes, letters in LOOK_ALIKES.items() if code in codes.split()), {})
+    found = [index for index, text in enumerate(texts) if not letters.keys().isdisjoint(text)]
+    if len(found) < max(MIN_MISREAD, MIN_MISREAD_FRACTION * len(texts)):
+        return None
+    letter = next(char for char in texts[found[0]] if char in letters)
+    return Misread(found, letter, letters[letter], "they look alike; replace them")
 
 
 def _letters_of(page: str) -> set[str]:

@@ -1,12 +1,12 @@
-"""The fraction of texts that lost their accents, by the words that occur with and without them,
-and texts that have other letters, because they were read in a wrong code page.
+"""Texts that lost their accents, by the words that occur with and without them, or have letters of
+other languages.
 """
 
 import random
 
 import pytest
 
-from mtrain.corpus.accents import lost_accents, misread_texts
+from mtrain.corpus.accents import LOOK_ALIKES, look_alikes, lost_accents, misread_texts
 
 
 def test_letters_that_stay_are_not_lost() -> None:
@@ -57,5 +57,23 @@ def test_texts_that_were_read_as_windows_1252_are_told_with_a_letter(
     language: str, sound: str, odd: str, count: int, expected: tuple[str, str, str] | None
 ) -> None:
     found = misread_texts([*[sound] * 100, *[odd] * count], language)
-    assert found == (expected and (expected[0], [*range(100, 100 + count)], *expected[1:]))
+    assert (found and found[:3]) == (expected and ([*range(100, 100 + count)], *expected[1:]))
+    assert found is None or f"from {expected[0]}" in found.cause
     assert misread_texts([*[sound] * 100 * count, *[odd] * count], language) is None  # few
+
+
+@pytest.mark.parametrize("codes", LOOK_ALIKES)
+def test_letters_that_look_like_those_of_a_language(codes: str) -> None:
+    for wrong, right in LOOK_ALIKES[codes].items():
+        texts = [f"{right}a {wrong if row % 50 == 7 else right}b" for row in range(1000)]
+        for code in codes.split():
+            found = look_alikes(texts, code)
+            assert found is not None
+            assert (found.indices, found.letter, found.right) == (
+                list(range(7, 1000, 50)),
+                wrong,
+                right,
+            )
+            assert look_alikes(texts[:950], code) is None  # may be names
+            assert look_alikes([right, *texts, *[right] * 1001], code) is None
+        assert look_alikes(texts, "de") is None
