@@ -237,8 +237,8 @@ def _quoted_sides(sources: Sequence[str], targets: Sequence[str]) -> Iterator[st
             which = fraction
         elif len(texts) >= MIN_TEXTS and sum(map(is_enclosed, texts)) >= MAX_QUOTED * len(texts):
             yield (
-                f"nearly all {name} are in quotes or brackets, which will be part of the text, "
-                f"such as {shorten_text(texts[0], MAX_SHOWN_LENGTH)}; export it without them"
+                f"nearly all {name} are in quotes or brackets, which will be part of the text; "
+                f"export it without them: {shorten_text(texts[0], MAX_SHOWN_LENGTH)}"
             )
             continue
         elif len(with_comma) >= MIN_TEXTS and _are_most(with_comma, quoted, texts, ","):

@@ -401,7 +401,7 @@ def test_a_side_in_double_quotes_is_warned_of(
 )
 def test_a_side_in_quotes_or_brackets_is_warned_of(form: str, is_found: bool) -> None:
     rows = [(src, form.format(tgt)) for src, tgt in PAIRS[:30]]
-    expected = "nearly all targets are in quotes or brackets, which will be part of the text, such "
+    expected = "nearly all targets are in quotes or brackets, which will be part of the text; ex"
     found = messages(rows, "quoted")
     assert [text.startswith(expected) for text in found] == [True] * is_found
     assert messages(rows[:20] + PAIRS[:10], "quoted") == []
