@@ -76,8 +76,9 @@ _DECOMPOSED = re.compile(
 # The bytes 0x80 to 0xbf, which continue a character in UTF-8, as Windows-1252 reads them.
 _BYTE_OF = {bytes([byte]).decode("cp1252", "ignore") or chr(byte): byte for byte in range(128, 192)}
 _MOJIBAKE = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTE_OF))}]{{1,3}})+")
-# Cyrillic UTF-8 that was read as Windows-1251.
+# Cyrillic UTF-8 that was read as Windows-1251, and signs in words that are letters in DOS.
 _WINDOWS_1251 = re.compile(
+    r"(?<=[\u0400-\u0491])[¤¦§©¬®](?=[¤¦§©¬®«\xad]*[\u0400-\u0491])|"
     r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
 )
 # Encodings of other scripts in which UTF-8 may be read without errors, such as "鏂囦欢" for "文件".
@@ -330,18 +331,21 @@ def _faults(
     """Yield kinds of faults, and the position of the first of each in a text, or None. `is_rtl`:
     whether the language runs from right to left; `is_latin`: whether its letters are Latin only.
     """
-    if not text.isprintable() or _SEEMS_PRINTABLE.search(text):
-        yield "control", _find(_CONTROL, text)
-        yield "invisible", _find(_invisible(text, is_rtl=is_rtl), text)
-        yield "no_character", _find(_NO_CHARACTER, text)
-        yield "no_break", _find_no_break(text)
+    misread = None
     if not text.isascii():
         words = _PLACEHOLDER.sub(lambda match: " " * len(match[0]), text)
-        yield "mojibake", _find_mojibake(text, words, is_latin=is_latin)
+        misread = _find_mojibake(text, words, is_latin=is_latin)
+        yield "mojibake", misread
         yield "decomposed", _find_decomposed(text)
         yield "dotted", _find(_DOTTED, text)
         yield "presentation", _find(_PRESENTATION, text)
         yield "mixed_word", _find(_MIXED_WORD, words)
+    if not text.isprintable() or _SEEMS_PRINTABLE.search(text):
+        yield "control", _find(_CONTROL, text)
+        yield "no_character", _find(_NO_CHARACTER, text)
+        if misread is None:  # else they are letters
+            yield "invisible", _find(_invisible(text, is_rtl=is_rtl), text)
+            yield "no_break", _find_no_break(text)
     if any(mark in text for mark in "\\=%+'\""):
         yield "escaped", _find(ESCAPED, text)
     if "- " in text or "\u2010 " in text:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from functools import cached_property
 from heapq import nlargest
-from itertools import chain, groupby, product, takewhile
+from itertools import chain, groupby, islice, product, takewhile
 from operator import attrgetter
 
 import numpy as np
@@ -68,6 +68,7 @@ MAX_CUT = 0.95
 MAX_ADDITIONS, MAX_SHOWN = 3, 40  # additions reported for a side; characters shown of each
 MAX_HAN = 0.99  # fraction of the Japanese letters of a side
 MIN_LETTERS = 0.1  # fraction of the characters of a side
+MAX_READ = 1000  # texts whose letters show whether a side was read in a wrong encoding
 USUAL_FRACTION = 0.05  # of a side's letters, from which a script is usual there
 
 Evidence = NDArray[np.float64]  # (pairs,), in nats, that the sides are translations
@@ -281,7 +282,8 @@ class Profile:
         for side, language in enumerate(corpus.languages):
             own, letters = scripts_of(language), self.letters[side]
             own_letters = sum(letters[script] for script in own)
-            key, text, advice = ("src", "tgt")[side], ("source", "target")[side], ""
+            key, text = ("src", "tgt")[side], ("source", "target")[side]
+            question = "is this the right file?"
             characters = sum(int(part.lengths[:, side].sum()) for part in self.sample)
             if self.has_words and letters.total() < MIN_LETTERS * characters:
                 fault = f"the {text} has hardly any letters, as if it were token ids"
@@ -289,16 +291,26 @@ class Profile:
                 [(main, count)] = letters.most_common(1)
                 fraction, only = count / letters.total(), "only " if main in own else ""
                 fault = f"{only}{fraction:.0%} of the {text}'s letters are {script_name(main)}"
-                if tag := tag_of(language, main):
-                    advice = f" If {language} is meant, write {tag}"
+                if main == "LATIN" and self._has_mostly_accents(side):
+                    question = "was it read in a wrong encoding? Convert the original file to UTF-8"
+                elif tag := tag_of(language, main):
+                    question += f" If {language} is meant, write {tag}"
             elif {"CJK", "HIRAGANA"} <= own and letters["CJK"] > MAX_HAN * own_letters:
                 fault = f"the {text} has hardly any Hiragana or Katakana"
             else:
                 continue
             corpus.add_message(
                 "language",
-                f"data.{key}_lang is {language}, but {fault}: is this the right file?{advice}",
+                f"data.{key}_lang is {language}, but {fault}: {question}",
             )
+
+    def _has_mostly_accents(self, side: int) -> bool:
+        """Whether most letters of a side are not ASCII, as where letters of another script were
+        read as Latin ones.
+        """
+        texts = islice(chain.from_iterable(part.texts[side] for part in self.sample), MAX_READ)
+        letters = "".join(filter(str.isalpha, chain.from_iterable(texts)))
+        return 2 * len(letters.encode("ascii", "ignore")) < len(letters)
 
     def _find_unrelated(self, rows: Chunk) -> None:
         """Report a corpus whose lengths do not correlate, or whose words do not match."""

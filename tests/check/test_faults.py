@@ -65,6 +65,7 @@ ODD_TEXT = {
         "donâ€™t",
         " РџСЂРёРІРµС‚ ",
         "日本".encode().decode("cp1252"),
+        *(" Ї®«м§®ў ", " аҐ¦Ё¬\xad ў "),  # DOS
         *("ðŸ˜‚", "CANCIÃ“N", "ï»¿", " â€‹"),
         *(" M‰nner ", " gr▀ße ", " f眉r ", " 脺ber ", " gr枚脽e "),
         *(f" f{sign}r " for sign in "ⁿ³º√¥¸Φ¿¡§¶¹†‡"),

@@ -296,6 +296,21 @@ def test_numbers_of_tokens_in_place_of_a_text(folder: Folder, word: str) -> None
     assert any(ids in each for each in messages(folder.look_at_train(), "language")) == (not word)
 
 
+@pytest.mark.parametrize(("language", "code"), [("el", "iso8859_7"), ("ru", "cp1251")])
+def test_another_script_that_was_read_as_latin(folder: Folder, language: str, code: str) -> None:
+    folder.data["tgt_lang"] = language
+    letters = {"el": "αβψδεφγηικλμνοπφρστθωςχυζ", "ru": "абцдефгхиклмнопярстувшзыж"}[language]
+    table = str.maketrans("abcdefghiklmnopqrstuvwxyz", letters)
+    lines = folder.bytes["train.xb"]
+    for row, line in enumerate(lines):
+        lines[row] = line.decode().translate(table).encode(code).decode("cp1252").encode()
+    [message] = messages(folder.look_at_train(), "language")
+    assert message == (
+        f"data.tgt_lang is {language}, but 100% of the target's letters are Latin: was it read in "
+        "a wrong encoding? Convert the original file to UTF-8"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("language", "every"), [("ja", 1000), ("ja", 20), ("zh", 1000)])
 def test_chinese_in_place_of_japanese(folder: Folder, language: str, every: int) -> None:
