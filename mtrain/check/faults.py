@@ -346,13 +346,13 @@ def _faults(
         if misread is None:  # else they are letters
             yield "invisible", _find(_invisible(text, is_rtl=is_rtl), text)
             yield "no_break", _find_no_break(text)
-    if any(mark in text for mark in "\\=%+'\""):
+    if any(mark in text for mark in ("\\", "=", "%", "+", "''", '""')):
         yield "escaped", _find(ESCAPED, text)
     if "- " in text or "\u2010 " in text:
         yield "divided", _find_divided_word(text, side, profile)
     if any(mark in text for mark in ("<", "&", ";", "-->", "{\\")):
         yield "markup", _find(MARKUP, text)
-    if any(mark in text for mark in "@#▁￭<[⁇Ġ") or "RB-" in text:
+    if any(mark in text for mark in "@#▁￭<[⁇Ġ") or "B-" in text:
         yield "subwords", _find(SUBWORD_MARKS, text)
 
 
