@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from mtrain.check.associations import UNRELATED_SHIFT, Associations
 from mtrain.check.chunks import CONTEXT, Chunk
 from mtrain.check.words import Words
-from mtrain.corpus.accents import look_alikes, lost_accents, misread_texts
 from mtrain.corpus.additions import additions
 from mtrain.corpus.language_identification import (
     ThirdLanguage,
@@ -24,6 +23,7 @@ from mtrain.corpus.language_identification import (
     other_language,
     words_of,
 )
+from mtrain.corpus.letters import look_alikes, lost_accents, misread_texts
 from mtrain.corpus.lines import is_blank, shorten_text
 from mtrain.corpus.misalignment import UNRELATED, unrelated_windows, windows_of
 from mtrain.corpus.writing_systems import script_name, scripts_of, tag_of

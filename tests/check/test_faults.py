@@ -151,17 +151,6 @@ def test_honest_text_is_let_pass(folder: Folder) -> None:
     assert {kind for _, kind in kinds(folder.look_at_train())} == set()
 
 
-def test_letters_that_were_read_as_windows_1251_are_found() -> None:
-    alphabet = "абвгдежзийклмнопрстуфхцчшщъыьэюяєіїњћџ"
-    texts = {each: f"{each}а{each}".encode().decode("cp1251", "ignore") for each in alphabet}
-    missed = {
-        letter
-        for letter, text in texts.items()
-        if faults._find_mojibake(text, text, is_latin=False) is None
-    }
-    assert missed == set("иш")  # ё and € in Windows-1251
-
-
 def test_final_marks_at_the_beginning_are_named(folder: Folder) -> None:
     src, tgt = folder.bytes["train.xa"], folder.bytes["train.xb"]
     for row in range(100, 160):

@@ -8,7 +8,6 @@ import pytest
 
 from mtrain.config.languages import FREQUENT, NAMES
 from mtrain.corpus import language_identification
-from mtrain.corpus.accents import lost_accents
 from mtrain.corpus.language_identification import (
     ThirdLanguage,
     lacks_frequent_words,
@@ -16,6 +15,7 @@ from mtrain.corpus.language_identification import (
     swapped_fraction,
     words_of,
 )
+from mtrain.corpus.letters import lost_accents
 from mtrain.corpus.writing_systems import scripts_of
 
 ENGLISH = ["the dog is not with you", "you can have it for this", "they were at the house"] * 40

@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from mtrain.corpus.accents import LOOK_ALIKES, look_alikes, lost_accents, misread_texts
+from mtrain.corpus.letters import (
+    LOOK_ALIKES,
+    find_mojibake,
+    look_alikes,
+    lost_accents,
+    misread_texts,
+)
 
 
 def test_letters_that_stay_are_not_lost() -> None:
@@ -77,3 +83,14 @@ def test_letters_that_look_like_those_of_a_language(codes: str) -> None:
             assert look_alikes(texts[:950], code) is None  # may be names
             assert look_alikes([right, *texts, *[right] * 1001], code) is None
         assert look_alikes(texts, "de") is None
+
+
+def test_letters_that_were_read_as_windows_1251_are_found() -> None:
+    alphabet = "абвгдежзийклмнопрстуфхцчшщъыьэюяєіїњћџ"
+    texts = {each: f"{each}а{each}".encode().decode("cp1251", "ignore") for each in alphabet}
+    missed = {
+        letter
+        for letter, text in texts.items()
+        if find_mojibake(text, text, is_latin=False) is None
+    }
+    assert missed == set("иш")  # ё and € in Windows-1251

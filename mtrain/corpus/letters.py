@@ -1,18 +1,22 @@
-"""Find texts that lost their accents, such as "fur", "fuer" or "fr" for German "für", or have other
-letters, because they were read in a wrong code page, such as "deðil" for Turkish "değil", or
-because these look alike, as those of Arabic do in Persian.
+"""Find texts whose letters were lost or changed: accents that are lost, such as "fur", "fuer" or
+"fr" for German "für"; letters that were read in a wrong encoding, such as "deðil" for Turkish
+"değil", or "fÃ¼r" (mojibake); or letters that look alike, as those of Arabic do in Persian.
 
 In sound text, hardly any word with an accent also occurs without it. If a fraction of the texts
 lost their accents, the same fraction of the occurrences of each word did.
 """
 
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import regex
 
 from mtrain.config.languages import frequent_words, language_code
 from mtrain.corpus.language_identification import count_words
@@ -44,6 +48,32 @@ _LETTERS = str.maketrans({"ß": "ss", "ø": "o", "ł": "l", "đ": "d", "ı": "i"
 _DIGRAPHS = str.maketrans(
     {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "å": "aa", "ø": "oe", "æ": "ae"}
 )
+
+# The bytes 0x80 to 0xbf, which continue a character in UTF-8, as Windows-1252 reads them.
+_BYTE_OF = {bytes([byte]).decode("cp1252", "ignore") or chr(byte): byte for byte in range(128, 192)}
+_MOJIBAKE = re.compile(rf"(?:[\u00c2-\u00f4][\x80-\x9f{re.escape(''.join(_BYTE_OF))}]{{1,3}})+")
+# Cyrillic UTF-8 that was read as Windows-1251, and signs in words that are letters in DOS.
+_WINDOWS_1251 = re.compile(
+    r"(?<=[\u0400-\u0491])[¤¦§©¬®](?=[¤¦§©¬®«\xad]*[\u0400-\u0491])|"
+    r"(?:[РС][\u0402-\u040f\u0452-\u045f\u0490\u0491\u00a0-\u00bb\u2013-\u203a№]){3,}"
+)
+# Encodings of other scripts in which UTF-8 may be read without errors, such as "鏂囦欢" for "文件".
+_LEGACY_ENCODINGS = ["gbk", "cp932", "koi8_u", "iso8859_5", "cp1253", "cp1255", "cp1256"]
+_NOT_ASCII = re.compile("[^\0-\x7f\ufffd]+")
+# Characters of a text that are decoded again, and different ones that must result.
+MAX_READ, MIN_DIFFERENT = 100, 4
+_QUOTES = set("‘’“”‹›„‚»«´¨…–—")
+# Signs in a word that stand for letters if text in Latin letters was read in a wrong code page,
+# such as 437, 1252 for 1250 or Mac Roman; not those of "nº" and its plural "nºs".
+_SIGN_IN_WORD = regex.compile(
+    r"(?V1)[[\p{Sm}\p{So}\p{Sc}\p{Sk}\p{Greek}\u00a1\u00a7\u00b3\u00b6\u00b9\u00ba\u00bc-\u00bf"
+    r"\u2020\u2021\u2030\u207f]--[\x00-\x7f™®©°µ±×´\u2044\u2190-\u21ff▁\uff00-\uffef\ufffc\ufffd]]"
+    r"(?<=\p{Latin}.)(?=[\p{Ll}&&\p{Latin}])(?<!\b[nN]º|º(?=s\b))"
+)
+# Letters of other scripts in a word of a text in Latin letters that was read in their code page,
+# such as "f眉r" for "für" (GBK).
+_EASTERN = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Hebrew}\p{Arabic}]"
+_EASTERN_IN_WORD = regex.compile(rf"(?<=\p{{Latin}}){_EASTERN}|{_EASTERN}(?=\p{{Latin}})")
 
 
 def lost_accents(texts: Sequence[str], language: str) -> tuple[float, str]:
@@ -147,3 +177,56 @@ def _letters_of(page: str) -> set[str]:
 def _reread(letter: str, page: str) -> str:
     """Return what the byte of a letter in Windows-1252 is in a code page."""
     return letter.encode(WESTERN).decode(page, "ignore")
+
+
+def find_mojibake(text: str, words: str, *, is_latin: bool) -> int | None:
+    """Find UTF-8 that was read as Windows-1252, Latin-1 or Windows-1251, and signs in `words`, the
+    text without placeholders; in text in Latin letters also letters of other scripts in a word.
+    """
+    runs = filter(_is_mojibake, _MOJIBAKE.finditer(text))
+    matches: list[Any] = [next(runs, None), _WINDOWS_1251.search(text), _SIGN_IN_WORD.search(words)]
+    if is_latin:
+        matches.append(_EASTERN_IN_WORD.search(words))
+    found = min((match.start() for match in matches if match), default=None)
+    return _find_misread_utf8(text) if found is None else found
+
+
+@cache
+def _legacy_encodings(character: str) -> list[str]:
+    """Return the encodings in which a character begins with a byte that begins one in UTF-8."""
+    first = {encoding: character.encode(encoding, "ignore")[:1] for encoding in _LEGACY_ENCODINGS}
+    return [encoding for encoding, byte in first.items() if b"\xc2" <= byte <= b"\xf4"]
+
+
+def _find_misread_utf8(text: str) -> int | None:
+    """Find the first character that is not ASCII, if nearly all such characters are UTF-8 that was
+    read in an encoding of another script.
+    """
+    odd = "".join(_NOT_ASCII.findall(text))[:MAX_READ]
+    if len(odd) < MIN_DIFFERENT:
+        return None
+    for encoding in _legacy_encodings(odd[0]):
+        try:
+            data = odd.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        decoded = re.sub("[\0-\x7f]", "", data.decode("utf-8", "ignore"))
+        utf8 = decoded.encode()
+        is_nearly_all = 5 * len(utf8) >= 4 * len(data) and data[:2] == utf8[:2]
+        # sound text may be UTF-8 by chance, but hardly in one block of Unicode, or beyond U+2000
+        blocks = {ord(char) >> 8 for char in decoded if char < "\u2000"}
+        if is_nearly_all and len(set(decoded)) >= MIN_DIFFERENT and len(blocks) <= 1:
+            return text.index(odd[0])
+    return None
+
+
+def _is_mojibake(match: "re.Match[str]") -> bool:
+    """Whether a match is misdecoded UTF-8, and not a letter before a closing quote."""
+    run, following = match.group(), match.string[match.end() : match.end() + 1]
+    data = bytes(_BYTE_OF.get(char, ord(char)) for char in run)
+    decoded = data.decode("utf-8", "ignore")
+    if len(decoded) != 1:
+        return len(decoded) > 1
+    ends_in_quote = len(run) < 4 and run[-1] in _QUOTES and not following.isalpha()
+    is_usual = decoded <= "\u017f" or "\u2000" <= decoded < "\u2c00" or decoded >= "\ufffd"
+    return (is_usual or decoded == "\ufeff") and not ends_in_quote
