@@ -12,7 +12,7 @@ SUBWORDS = re.compile(
 # Also special tokens of other programs, bytes as pieces, and brackets of the Penn Treebank.
 SUBWORD_MARKS = re.compile(
     rf"{SUBWORDS.pattern}|⁇|<(?i:unk|bos|eos|sos)>|\[(?:UNK|CLS|SEP|MASK)\]|<\|[a-z_]+\|>|"
-    r"<0x[0-9A-F]{2}>|-[LR][RSC]B-"
+    r"<0x[0-9A-F]{2}>|-[LR][RSC]B-(?<!\w.{5})(?!\w)"
 )
 # The last line has entities that were split into tokens, or lost a part.
 ENTITIES = re.compile(

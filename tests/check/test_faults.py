@@ -124,7 +124,7 @@ HONEST = [
     "Œuvre à “Â la” dents",
     "a < b && c > d, <P> <INPUT> <Code> <link> <font> <seg> <pad>",
     "''x'' «%s''ə» `%s'', http://a.de/b%20c%20d, 50%20, \"\" x\"\"",
-    "AT&T, x@y.org, C# ##",
+    "AT&T, x@y.org, C# ##, Skript-LSB-Kopf",
     "Die €-Preise – ‚so‘ – …",
     "РССР и СРСР",
     "%sслово%sслово, %1$sслово, %5.2fм %-lluс \\nслово \\n¿qué",
