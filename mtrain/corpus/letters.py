@@ -33,6 +33,7 @@ USUAL = 0.6
 CODE_PAGES = {"cp1250": "bs cs hr hu pl ro sk sl sr", "cp1254": "az tr", "cp1257": "lt lv"}
 WESTERN = "cp1252"
 MIN_MISREAD, MIN_MISREAD_FRACTION = 20, 0.01  # texts
+MIN_ALL_MISREAD = 0.1  # fraction of the texts, if none has a letter of its own code page
 # Letters of other languages, and those of these languages that look like them.
 LOOK_ALIKES = {
     "ro": {"ş": "ș", "ţ": "ț", "Ş": "Ș", "Ţ": "Ț"},  # cedilla, comma
@@ -140,21 +141,28 @@ def misread_texts(texts: Sequence[str], language: str) -> Misread | None:
     if not page:
         return None
     western, known = _letters_of(WESTERN), _letters_of(page)
-    own, foreign = known - western, western - known
+    own = known - western
+    right = {letter: _reread(letter, page) for letter in western - known}
     letters = [set(text) for text in texts]
-    counts = Counter(chain.from_iterable(each & own for each in letters))
-    least = USUAL_LETTER * sum(not own.isdisjoint(each) for each in letters)
-    usual = {letter for letter in foreign if counts[_reread(letter, page)] >= least}
+    counts = Counter(chain.from_iterable(each.intersection(right.values()) for each in letters))
+    sound = sum(not own.isdisjoint(each) for each in letters)
+    usual = {
+        letter
+        for letter, read in right.items()
+        if read in known and counts[read] >= USUAL_LETTER * sound
+    }
     misread = [
         index
         for index, each in enumerate(letters)
-        if own.isdisjoint(each) and (found := each & foreign) and found <= usual
+        if own.isdisjoint(each) and (found := each & right.keys()) and found <= usual
     ]
-    if len(misread) < max(MIN_MISREAD, MIN_MISREAD_FRACTION * len(texts)):
+    # text without any letters of its own may have lost its accents, or be in another script
+    least = MIN_MISREAD_FRACTION if sound else MIN_ALL_MISREAD
+    if len(misread) < max(MIN_MISREAD, least * len(texts)):
         return None
-    letter = next(char for char in texts[misread[0]] if char in foreign)
+    letter = next(char for char in texts[misread[0]] if char in usual)
     cause = f"they were read as Windows-1252 or Latin-1; convert the original file from {page}"
-    return Misread(misread, letter, _reread(letter, page), cause)
+    return Misread(misread, letter, right[letter], cause)
 
 
 def look_alikes(texts: Sequence[str], language: str) -> Misread | None:

@@ -53,6 +53,7 @@ def test_a_few_words_without_accents_are_no_loss(texts: list[str], language: str
         ("tr", "değil ışık", "deðil ýþýk", 20, ("cp1254", "ð", "ğ")),
         ("hu-HU", "jövő, fű", "idõ", 20, ("cp1250", "õ", "ő")),
         ("lt", "ačiū", "aèiû", 20, ("cp1257", "è", "č")),
+        ("lt", "ačiū, šuo", "ðuo", 20, ("cp1257", "ð", "š")),  # also Windows-1252 has š
         ("tr", "değil ışık", "deðil ýþýk", 19, None),  # may be names
         ("tr", "değil ışık", "þór değil", 20, None),  # with letters of Turkish
         ("hu", "jövő, fű", "São", 20, None),  # the letter in its place is not usual
@@ -66,6 +67,21 @@ def test_texts_that_were_read_as_windows_1252_are_told_with_a_letter(
     assert (found and found[:3]) == (expected and ([*range(100, 100 + count)], *expected[1:]))
     assert found is None or f"from {expected[0]}" in found.cause
     assert misread_texts([*[sound] * 100 * count, *[odd] * count], language) is None  # few
+
+
+@pytest.mark.parametrize(
+    ("language", "odd", "others", "is_found"),
+    [
+        ("tr", "deðil ýþýk", ["bu"] * 180, True),
+        ("tr", "deðil ýþýk", ["bu"] * 181, False),
+        ("sr", "São Paulo", ["Сао Пауло"] * 181, False),  # in Cyrillic, with some names
+        ("pl", "f(x) = ƒ", [], False),  # whose byte is no letter in the code page
+    ],
+)
+def test_text_without_any_letters_of_its_own_is_misread_if_one_in_ten_has_others(
+    language: str, odd: str, others: list[str], is_found: bool
+) -> None:
+    assert (misread_texts([*[odd] * 20, *others], language) is not None) == is_found
 
 
 @pytest.mark.parametrize("codes", LOOK_ALIKES)

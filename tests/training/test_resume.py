@@ -1173,7 +1173,7 @@ def test_the_weights_of_another_vocabulary_of_one_size_are_refused(run: Path) ->
     first = uninterrupted()
     own = [f"run_dir={run}", "tokenizer.user_symbols=[zz]"]
     train_run_tokenizer(load_config(config_of_all(), own), Stop())
-    with pytest.raises(RefusedError, match=r"has another vocabulary than .*; remove that file"):
+    with pytest.raises(RefusedError, match=r"has a different vocabulary from .*; remove that file"):
         start(run, *own, f"train.init_from={first}", "train.max_steps=4")
 
 
