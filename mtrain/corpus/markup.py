@@ -54,7 +54,7 @@ ESCAPED = re.compile(
 _AROUND = [each.split() for each in ('" "', "' '", "b' '", 'b" "', "[ ]", "{ }", "“ ”", "** **")]
 # What programs write in place of a text that is missing, or of a formula that failed.
 _MISSING = re.compile(
-    r"\s*(?:nan|NaN|NA|None|NULL|null|\\N|N/A|#(?:N/A|NAME\?|REF!|VALUE!|DIV/0!))\s*\Z"
+    r"\A\s*(?:nan|NaN|NA|None|NULL|null|\\N|N/A|#(?:N/A|NAME\?|REF!|VALUE!|DIV/0!))\s*\Z"
 )
 
 
