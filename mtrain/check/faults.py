@@ -14,7 +14,7 @@ from mtrain.check.profile import Profile
 from mtrain.config.languages import NAMES
 from mtrain.corpus.letters import find_mojibake
 from mtrain.corpus.markup import ESCAPED, MARKUP, SUBWORD_MARKS, is_missing
-from mtrain.corpus.writing_systems import script_name, text_direction
+from mtrain.corpus.writing_systems import LATIN, script_name, text_direction
 from mtrain.data.filters import is_identical
 
 MIN_LETTERS = 5  # in another script
@@ -75,9 +75,8 @@ _DECOMPOSED = re.compile(
 
 # A question mark between letters of a word, but not one that ends a sentence.
 _IN_WORD = regex.compile(r"\p{L}\?+\p{Ll}|\p{Lu}\?+\p{Lu}")
-_LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 _CYRILLIC = "[\u0400-\u0481\u048a-\u052f]"
-_MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={_LATIN})|(?<={_LATIN}{_CYRILLIC}))")
+_MIXED_WORD = re.compile(f"{_CYRILLIC}(?:(?={LATIN})|(?<={LATIN}{_CYRILLIC}))")
 _NUMBER = re.compile(r"\d+")
 _LAST_LETTER = regex.compile(r"(?r)\p{L}")
 _LETTERS_APART = regex.compile(r"(?:(?<!\S)[\p{Latin}\p{Cyrillic}\p{Greek}]\s+){8}")
@@ -327,8 +326,7 @@ def _faults(
         yield "divided", _find_divided_word(text, side, profile)
     if any(mark in text for mark in ("<", "&", ";", "-->", "{\\")):
         yield "markup", _find(MARKUP, text)
-    if any(mark in text for mark in "@#▁￭<[⁇Ġ") or "B-" in text:
-        yield "subwords", _find(SUBWORD_MARKS, text)
+    yield "subwords", _find(SUBWORD_MARKS, text)
 
 
 def _has_lost_letters(text: str) -> bool:

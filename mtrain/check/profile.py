@@ -358,17 +358,17 @@ def report_whole_text(rows: Chunk, allow_swapped: bool) -> None:
         if fraction >= MIN_LOST_ACCENTS:
             text = f"about {fraction:.0%} of the {name} lack their accents, such as {example}"
             rows.findings.add_message("accents", text)
-        for find in (misread_texts, look_alikes):
-            if misread := find(rows.texts[side], languages[side]):
-                fraction = len(misread.indices) / len(rows)
-                edge = len(misread.indices) // 20
-                first, last = (rows.numbers[misread.indices[at]] for at in (edge, -1 - edge))
-                rows.findings.add_message(
-                    "accents",
-                    f"about {fraction:.0%} of the {name}, nearly all of them from "
-                    f"{rows.findings.name_row(first, side)} to {last}, have letters such as "
-                    f"{misread.letter} for {misread.right}: {misread.cause}",
-                )
+        changed = (find(rows.texts[side], languages[side]) for find in (misread_texts, look_alikes))
+        for misread in filter(None, changed):
+            fraction = len(misread.indices) / len(rows)
+            edge = len(misread.indices) // 20
+            first, last = (rows.numbers[misread.indices[at]] for at in (edge, -1 - edge))
+            rows.findings.add_message(
+                "accents",
+                f"about {fraction:.0%} of the {name}, nearly all of them from "
+                f"{rows.findings.name_row(first, side)} to {last}, have letters such as "
+                f"{misread.letter} for {misread.right}: {misread.cause}",
+            )
         if text := _cut_at_a_length(rows.texts[side], name) or _unfinished(rows, side):
             rows.findings.add_message("cut", text)
         added = additions(rows.texts[side], rows.texts[1 - side])

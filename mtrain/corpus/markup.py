@@ -3,6 +3,8 @@
 import re
 from html.entities import name2codepoint
 
+from mtrain.corpus.writing_systems import LATIN
+
 # Marks of subwords, and tokens such as @-@ for punctuation within a word or a number. `Ġ` begins
 # the pieces of byte-level BPE; in Maltese it is a letter, but seldom begins two words in a row.
 # Each alternative begins with a certain character: the search skips all others (15 times as fast).
@@ -40,7 +42,6 @@ TAGS = re.compile(
 # Times and tags of subtitles.
 _SUBTITLES = r"\d:\d\d[,.]\d{3} --> \d|\{\\(?:an?\d|[ibu][01]|pos\()"
 MARKUP = re.compile(f"{ENTITIES.pattern}|{TAGS.pattern}|{_SUBTITLES}")
-_LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 # Characters as they are in JSON, Python, quoted-printable text, URLs, UTF-7, SQL and CSV.
 ESCAPED = re.compile(
     r"(?<!\\)\\u(?!00[01])[0-9a-fA-F]{4}|\\x[c-fC-F][0-9a-fA-F]\\x[89abAB][0-9a-fA-F]|"
@@ -48,7 +49,7 @@ ESCAPED = re.compile(
     r"\+A[A-Za-z0-9+/]{2}-(?<=\w.{5})|"
     r"(?<=[^\s\\])\\[nrt](?:$|(?![a-z])[^\W\d_])|(?<=[.!?])\\[nrt]|"
     r"(?<=\w)\\'(?=\w)|\\\"\w[^\"\\]*\\\"|(?<!\S)[^\s/:]+%20[^\s/]*%20|"
-    rf"(?<!\S){_LATIN}+''(?={_LATIN})|^[^\"]*(?<!\w)\"\"\w[^\"]*\"\"(?![\w\"])"
+    rf"(?<!\S){LATIN}+''(?={LATIN})|^[^\"]*(?<!\w)\"\"\w[^\"]*\"\"(?![\w\"])"
 )
 # Quotes and brackets around a text, as in lists of Python and JSON.
 _AROUND = [each.split() for each in ('" "', "' '", "b' '", 'b" "', "[ ]", "{ }", "“ ”", "** **")]

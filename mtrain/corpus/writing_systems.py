@@ -9,6 +9,8 @@ from functools import cache
 from mtrain.config.languages import language_code
 
 SAMPLE = 1000  # lines, about, whose letters are counted
+# A Latin letter, in regular expressions.
+LATIN = "[A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02af\u1e00-\u1eff]"
 # The codes of each script in language tags (ISO 15924), its own first, then its languages.
 SCRIPTS = {
     "LATIN": "latn latf latg af az bs ca cs cy da de en eo es et eu fi fr ga gl hr hu id is it la "
